@@ -1,0 +1,39 @@
+"""Large-batch training without the generalization gap.
+
+Ghost batch normalisation, square-root learning-rate scaling and regime adaptation, after Hoffer,
+Hubara and Soudry, "Train longer, generalize better" (NIPS 2017), for anyone's training loop.
+"""
+
+__version__ = "0.1.0"
+
+from ghostbatch import nn
+from ghostbatch.diagnostics import WeightDistance, fit_diffusion
+from ghostbatch.nn import (
+    GhostBatchNorm1d,
+    GhostBatchNorm2d,
+    GhostBatchNorm3d,
+    to_ghost,
+    to_plain,
+)
+from ghostbatch.ops import ghost_batch_norm
+from ghostbatch.optim import Regime, RegimeScheduler, lr_scale, noise_weights
+from ghostbatch.recipe import Recipe
+from ghostbatch.train import train
+
+__all__ = [
+    "GhostBatchNorm1d",
+    "GhostBatchNorm2d",
+    "GhostBatchNorm3d",
+    "Recipe",
+    "Regime",
+    "RegimeScheduler",
+    "WeightDistance",
+    "fit_diffusion",
+    "ghost_batch_norm",
+    "lr_scale",
+    "nn",
+    "noise_weights",
+    "to_ghost",
+    "to_plain",
+    "train",
+]

@@ -1,0 +1,104 @@
+"""From words on the command line to typed options; a complaint is one line."""
+
+import io
+import re
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from fractions import Fraction
+from typing import Any, TypeVar, get_args
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from ghostbatch.errors import InputError
+from ghostbatch.optim import Drop
+
+Options = TypeVar("Options")
+
+REGISTRY = ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _drops(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Drops as one word: 81:0.01,122:0.001, with weight decay as a third part if it changes."""
+    if get_args(info.type) != (Drop, ...):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="EPOCH:LR[:WD],...",
+        instance_from_str=lambda words: _read_drops(words[0]),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda drops: [",".join(":".join(map(str, drop)) for drop in drops)],
+    )
+
+
+@REGISTRY.primitive_rule
+def _fraction(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Epochs may be a fraction: 50/3."""
+    if info.type is not Fraction:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FRACTION",
+        instance_from_str=lambda words: Fraction(words[0]),
+        is_instance=lambda value: isinstance(value, Fraction),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _read_drops(text: str) -> tuple[Drop, ...]:
+    drops = []
+    for word in filter(None, text.split(",")):
+        try:
+            epoch, *rates = word.split(":")
+            drops.append((_number(epoch), *map(float, rates)))
+        except ValueError:
+            raise InputError(
+                "regime.drops", f"{word!r} is no drop", "write EPOCH:LR, for example 81:0.01"
+            ) from None
+    return tuple(drops)  # type: ignore[arg-type]  # Regime checks the lengths
+
+
+def _number(text: str) -> int | float | Fraction:
+    if "/" in text:
+        return Fraction(text)
+    return int(text) if text.isdecimal() else float(text)
+
+
+def name_first(argv: Sequence[str], what: str, command: str) -> tuple[str, Sequence[str]]:
+    """The name that a command begins with, and its flags."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(f"usage: ghostbatch {command} {what.upper()} [flags]; see {what.upper()} --help")
+        raise SystemExit(0)
+    if not argv or argv[0].startswith("-"):
+        raise InputError(what, "no name was given", f"write ghostbatch {command} NAME")
+    return argv[0], argv[1:]
+
+
+def parse(
+    kind: type[Options], argv: Sequence[str], command: str, default: Options | None = None
+) -> Options:
+    """Read flags into ``kind``; a complaint becomes one line."""
+    prog = f"ghostbatch {command}"
+    complaint = io.StringIO()
+    extra = {} if default is None else {"default": default}
+    try:
+        with redirect_stderr(complaint):
+            return tyro.cli(kind, args=argv, prog=prog, registry=REGISTRY, **extra)  # type: ignore[no-any-return, call-overload]
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise _complaint(complaint.getvalue(), prog) from None
+
+
+def _complaint(box: str, prog: str) -> InputError:
+    """The first paragraph of the parser's framed message, as an `InputError`."""
+    lines = [line.strip(" │") for line in box.splitlines()[1:]]
+    ends = (i for i, line in enumerate(lines) if not line or line.startswith("─"))
+    text = " ".join(lines[: next(ends, len(lines))])
+    flag = re.search(r"--([\w.-]+)", text)
+    text = re.sub(r"^Error parsing \S+: ", "", text)
+    ours = re.fullmatch(r"([a-z_.]+): (.*); (.*)", text)
+    if ours:
+        return InputError(*ours.groups())
+    return InputError(flag[1] if flag else "flags", text.rstrip("."), f"see {prog} --help")

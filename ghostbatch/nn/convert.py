@@ -1,0 +1,62 @@
+"""Turn a model's BatchNorm layers into ghost layers, and back, without touching anything else.
+
+A ghost layer has the parameters and buffers of the BatchNorm it replaces, so conversion changes
+the class of the very same object: optimizers, hooks, names and shared layers stay valid.
+"""
+
+import warnings
+from typing import TypeVar
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ghostbatch.nn.norm import GhostBatchNorm, GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d
+from ghostbatch.ops import Running
+from ghostbatch.ops.ghost_norm import check_ghost
+
+Model = TypeVar("Model", bound=nn.Module)
+
+GHOST_OF: dict[type[nn.Module], type[GhostBatchNorm]] = {
+    nn.BatchNorm1d: GhostBatchNorm1d,
+    nn.BatchNorm2d: GhostBatchNorm2d,
+    nn.BatchNorm3d: GhostBatchNorm3d,
+}
+PLAIN_OF: dict[type[nn.Module], type[nn.Module]] = {g: plain for plain, g in GHOST_OF.items()}
+
+
+def to_ghost(model: Model, ghost: int = 128, *, running: Running = "sequential") -> Model:
+    """Make every BatchNorm of ``model`` a ghost layer; return the model.
+
+    On a ghost layer this changes the ghost size. Subclasses of BatchNorm may add behaviour that
+    would be lost, so they are left alone, with one warning that names them.
+    """
+    check_ghost(ghost)
+    left_alone = []
+    layers = dict(model.named_modules())
+    for name, layer in layers.items():
+        if isinstance(layer, nn.SyncBatchNorm):
+            raise ValueError(
+                f"{name or 'model'} is a SyncBatchNorm, which normalises over all ranks; "
+                "build the model with BatchNorm instead"
+            )
+    for name, layer in layers.items():
+        if type(layer) in GHOST_OF or type(layer) in PLAIN_OF:
+            layer.__class__ = GHOST_OF.get(type(layer), type(layer))
+            layer.ghost, layer.running = ghost, running
+        elif isinstance(layer, _BatchNorm):
+            left_alone.append(f"{name or 'model'} ({type(layer).__name__})")
+    if left_alone:
+        warnings.warn(
+            "to_ghost left these subclasses of BatchNorm alone: " + ", ".join(left_alone),
+            stacklevel=2,
+        )
+    return model
+
+
+def to_plain(model: Model) -> Model:
+    """Make every ghost layer of ``model`` the BatchNorm it was; return the model."""
+    for layer in model.modules():
+        if type(layer) in PLAIN_OF:
+            layer.__class__ = PLAIN_OF[type(layer)]
+            del layer.ghost, layer.running
+    return model

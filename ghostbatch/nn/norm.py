@@ -1,0 +1,83 @@
+"""GhostBatchNorm1d, 2d and 3d: drop-in replacements for PyTorch's BatchNorm layers."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ghostbatch.ops import Running, ghost_batch_norm
+from ghostbatch.ops.ghost_norm import check_ghost
+
+
+class GhostBatchNorm(_BatchNorm):
+    """What the three layers share; parameters and buffers are those of nn.BatchNorm.
+
+    Args:
+        num_features: channels, the second dimension of the input.
+        ghost: samples that are normalised together in training.
+        eps: added to the variance.
+        momentum: weight of the newest ghost in the running statistics; None averages all.
+        affine: learn a scale and a shift per channel.
+        track_running_stats: keep statistics for evaluation.
+        running: "sequential", one update of the statistics per ghost, or "mean", one per batch.
+        device: where the parameters live.
+        dtype: of the parameters.
+
+    """
+
+    ghost: int
+    running: Running
+
+    def __init__(
+        self,
+        num_features: int,
+        ghost: int = 128,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        running: Running = "sequential",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_ghost(ghost)
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
+        )
+        self.ghost = ghost
+        self.running = running
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.BatchNorm's name for it)
+        """Normalise per ghost in training, by the running statistics in evaluation."""
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        return ghost_batch_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            ghost=self.ghost,
+            training=self.training,
+            momentum=self.momentum,
+            eps=self.eps,
+            running=self.running,
+            num_batches_tracked=self.num_batches_tracked,
+        )
+
+    def extra_repr(self) -> str:
+        """Show the ghost size next to what nn.BatchNorm shows."""
+        plain = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{plain}, ghost={self.ghost}, running={self.running!r}"
+
+
+class GhostBatchNorm1d(GhostBatchNorm, nn.BatchNorm1d):
+    """Ghost batch norm over (N, C) or (N, C, L)."""
+
+
+class GhostBatchNorm2d(GhostBatchNorm, nn.BatchNorm2d):
+    """Ghost batch norm over (N, C, H, W)."""
+
+
+class GhostBatchNorm3d(GhostBatchNorm, nn.BatchNorm3d):
+    """Ghost batch norm over (N, C, D, H, W)."""

@@ -1,0 +1,12 @@
+"""Ghost batch normalisation as a function, and the slow twin that defines it."""
+
+from ghostbatch.ops.ghost_norm import ghost_batch_norm
+from ghostbatch.ops.reference import Activation, Running, ghost_batch_norm_reference, ghost_sizes
+
+__all__ = [
+    "Activation",
+    "Running",
+    "ghost_batch_norm",
+    "ghost_batch_norm_reference",
+    "ghost_sizes",
+]

@@ -1,0 +1,155 @@
+"""A training regime: how the learning rate and weight decay change over the epochs.
+
+Time is counted in epochs because regimes are; the exact update at which something happens is
+`update_at`, in rational arithmetic, so that it never depends on how a float rounds.
+"""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import floor, isfinite
+from typing import NamedTuple
+
+from ghostbatch.errors import InputError
+
+Epochs = int | float | Fraction
+Drop = tuple[Epochs, float] | tuple[Epochs, float, float]
+
+
+class Rates(NamedTuple):
+    """What the optimizer uses at one moment."""
+
+    lr: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Learning rate and weight decay as functions of the epoch.
+
+    >>> regime = Regime(lr=0.1, epochs=200, drops=((81, 0.01), (122, 1e-3), (164, 1e-4)))
+    >>> regime.at(80.5).lr, regime.at(81).lr
+    (0.1, 0.01)
+    >>> regime.scaled(2).at(0).lr, regime.stretched(2).drops[0]
+    (0.2, (162, 0.01))
+    """
+
+    lr: float
+    """Learning rate at the start."""
+
+    epochs: Epochs
+    """Length of the run; a fraction of an epoch is allowed."""
+
+    drops: tuple[Drop, ...] = ()
+    """Pairs (epoch, lr) or triples (epoch, lr, weight decay), in order of time."""
+
+    momentum: float = 0.9
+    """Momentum of SGD, the same throughout."""
+
+    weight_decay: float = 1e-4
+    """Weight decay at the start, on every parameter."""
+
+    warmup: Epochs = 0
+    """Epochs over which the rate rises linearly from 0; 0 is none."""
+
+    def __post_init__(self) -> None:
+        for field in ("lr", "weight_decay"):
+            _check_rate(f"regime.{field}", getattr(self, field))
+        if not 0 <= self.momentum < 1:
+            raise InputError(
+                "regime.momentum", f"{self.momentum} is not in [0, 1)", "use 0.9, for example"
+            )
+        if not (isfinite(self.epochs) and self.epochs > 0):
+            raise InputError("regime.epochs", f"{self.epochs} is not above 0", "use 1 or more")
+        if not (isfinite(self.warmup) and 0 <= self.warmup <= self.epochs):
+            raise InputError(
+                "regime.warmup",
+                f"{self.warmup} is not within the {self.epochs} epochs",
+                "use 0 for none",
+            )
+        self._check_drops()
+
+    def _check_drops(self) -> None:
+        before: Epochs = 0
+        for drop in self.drops:
+            if len(drop) not in (2, 3):
+                raise InputError(
+                    "regime.drops", f"{drop} is neither", "give (epoch, lr) or (epoch, lr, wd)"
+                )
+            epoch, *rates = drop
+            for rate in rates:
+                _check_rate("regime.drops", rate)
+            if not before < epoch:
+                raise InputError(
+                    "regime.drops", f"epoch {epoch} does not come after {before}", "sort by epoch"
+                )
+            if not epoch < self.epochs:
+                raise InputError(
+                    "regime.drops",
+                    f"epoch {epoch} is not before the end at {self.epochs}",
+                    "remove it or raise regime.epochs",
+                )
+            before = epoch
+
+    def scaled(self, factor: float) -> "Regime":
+        """The regime with every learning rate times ``factor``; weight decay stays."""
+        drops = tuple((d[0], d[1] * factor, *d[2:]) for d in self.drops)
+        return replace(self, lr=self.lr * factor, drops=drops)
+
+    def stretched(self, factor: Epochs) -> "Regime":
+        """The regime with every time (drops, warm-up and length) times ``factor``."""
+
+        def stretch(time: Epochs) -> Epochs:
+            return _simplest(exact(time) * exact(factor))
+
+        drops = tuple((stretch(d[0]), *d[1:]) for d in self.drops)
+        return replace(self, epochs=stretch(self.epochs), drops=drops, warmup=stretch(self.warmup))
+
+    def at(self, epoch: Epochs) -> Rates:
+        """The rates in force at ``epoch``, a drop's own epoch included."""
+        rates = self._phase(sum(1 for drop in self.drops if exact(drop[0]) <= exact(epoch)))
+        return rates._replace(lr=rates.lr * self._warmth(exact(epoch)))
+
+    def at_update(self, update: int, samples: int, batch: int) -> Rates:
+        """The rates of the 0-based ``update``, with drops at the exact updates of `update_at`."""
+        rates = self._phase(
+            sum(1 for drop in self.drops if update_at(drop[0], samples, batch) <= update)
+        )
+        if update >= update_at(self.warmup, samples, batch):
+            return rates
+        return rates._replace(lr=rates.lr * self._warmth(Fraction(update * batch, samples)))
+
+    def _phase(self, drops: int) -> Rates:
+        """The rates after so many drops; a drop without weight decay keeps the one before."""
+        rates = Rates(self.lr, self.weight_decay)
+        for _, *new in self.drops[:drops]:
+            rates = Rates(new[0], new[1] if len(new) > 1 else rates.weight_decay)
+        return rates
+
+    def _warmth(self, epoch: Fraction) -> float:
+        return 1.0 if epoch >= exact(self.warmup) else float(epoch / exact(self.warmup))
+
+
+def update_at(epoch: Epochs, samples: int, batch: int) -> int:
+    """The 0-based update at which ``epoch`` begins: round(e N / B), half up, exactly.
+
+    >>> update_at(81, samples=50_000, batch=128), update_at(0.7, samples=10, batch=2)
+    (31641, 4)
+    """
+    return floor(exact(epoch) * samples / batch + Fraction(1, 2))
+
+
+def exact(number: Epochs) -> Fraction:
+    """The number a person wrote: 0.7 is seven tenths, not the nearest binary fraction."""
+    return Fraction(str(number)) if isinstance(number, float) else Fraction(number)
+
+
+def _simplest(number: Fraction) -> Epochs:
+    """The same number as an int or a float where that loses nothing."""
+    if number.denominator == 1:
+        return number.numerator
+    return float(number) if exact(float(number)) == number else number
+
+
+def _check_rate(field: str, rate: float) -> None:
+    if not (isfinite(rate) and rate >= 0):
+        raise InputError(field, f"{rate} is no rate", "use a finite number, 0 or more")

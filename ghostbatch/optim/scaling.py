@@ -1,0 +1,53 @@
+"""How the learning rate, or noise in its place, follows the batch size."""
+
+from math import sqrt
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ghostbatch.errors import InputError
+
+Rule = Literal["none", "sqrt", "linear"]
+
+
+def lr_scale(batch: int, base_batch: int, rule: Rule = "sqrt") -> float:
+    """The factor on every rate when the batch grows from ``base_batch`` to ``batch``.
+
+    The covariance of a weight increment is about (lr^2 / batch) times that of one sample's
+    gradient, so lr ~ sqrt(batch) keeps it.
+
+    >>> lr_scale(4096, 128), lr_scale(4096, 128, "linear"), lr_scale(4096, 128, "none")
+    (5.656854249492381, 32.0, 1.0)
+    """
+    _check_sizes(batch, base_batch)
+    ratio = batch / base_batch
+    factors: dict[Rule, float] = {"none": 1.0, "sqrt": sqrt(ratio), "linear": ratio}
+    if rule not in factors:
+        raise InputError(
+            "lr_rule", f"{rule!r} is unknown", f"choose one of {', '.join(get_args(Rule))}"
+        )
+    return factors[rule]
+
+
+def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generator) -> Tensor:
+    """Loss weights z ~ N(1, s2) for ``n`` samples, s2 = batch / base_batch - 1.
+
+    Weighted by them, the mean gradient of a large batch has the mean and the covariance that the
+    small batch's had, at an unchanged learning rate. They live on the generator's device.
+    """
+    _check_sizes(batch, base_batch)
+    if batch < base_batch:
+        raise InputError(
+            "batch",
+            f"{batch} is below base_batch {base_batch}, and noise cannot be taken away",
+            "raise batch or turn noise off",
+        )
+    deviation = sqrt(batch / base_batch - 1)
+    return 1 + deviation * torch.randn(n, generator=generator, device=generator.device)
+
+
+def _check_sizes(batch: int, base_batch: int) -> None:
+    for field, size in (("batch", batch), ("base_batch", base_batch)):
+        if size < 1:
+            raise InputError(field, f"{size} is below 1", "give a number of samples")

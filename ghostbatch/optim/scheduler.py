@@ -1,0 +1,67 @@
+"""A Regime as an ordinary PyTorch scheduler, stepped once per update."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ghostbatch.optim.regime import Regime
+
+
+class RegimeScheduler(LRScheduler):
+    """Sets learning rate and weight decay by a `Regime`; call ``step()`` after each update.
+
+    The regime's rate goes to the groups that have the optimizer's own rate (to the first group if
+    none has); the others keep their ratio to it. Groups without weight decay stay without.
+
+    Args:
+        optimizer: any optimizer with "lr" and, if it decays weights, "weight_decay" groups.
+        regime: scale it first where the batch asks for it: ``regime.scaled(lr_scale(...))``.
+        samples_per_epoch: size of the training set.
+        batch: samples per update, over all ranks; the base batch if updates are held.
+        last_epoch: PyTorch's name for the last update done; -1 starts a run.
+
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        regime: Regime,
+        *,
+        samples_per_epoch: int,
+        batch: int,
+        last_epoch: int = -1,
+    ) -> None:
+        self.regime = regime
+        self.samples_per_epoch = samples_per_epoch
+        self.batch = batch
+        self.decays = [group.get("weight_decay", 0) != 0 for group in optimizer.param_groups]
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """The rates of all groups for the coming update; sets their weight decay too."""
+        rates = self.regime.at_update(self.last_epoch, self.samples_per_epoch, self.batch)
+        for group, decays in zip(self.optimizer.param_groups, self.decays, strict=True):
+            if decays:
+                group["weight_decay"] = rates.weight_decay
+        own = self.optimizer.defaults["lr"]
+        reference = own if own in self.base_lrs else self.base_lrs[0]
+        return [rates.lr * (base / reference) for base in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers only, so that a checkpoint loads with ``weights_only=True``."""
+        return {
+            "last_epoch": self.last_epoch,
+            "base_lrs": [float(base) for base in self.base_lrs],
+            "decays": list(self.decays),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken, and set the optimizer's rates accordingly."""
+        self.base_lrs = list(state_dict["base_lrs"])
+        self.decays = list(state_dict["decays"])
+        self.last_epoch = state_dict["last_epoch"]
+        self._step_count = self.last_epoch + 1
+        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            group["lr"] = lr
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]

@@ -1,0 +1,181 @@
+"""Everything that decides the numbers of one run, and nothing that does not."""
+
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal, get_args
+
+from ghostbatch.data import DATASETS
+from ghostbatch.errors import InputError
+from ghostbatch.nn import find_model
+from ghostbatch.ops import Running, ghost_sizes
+from ghostbatch.optim import Epochs, Rates, Regime, Rule, lr_scale, update_at
+
+Hold = Literal["epochs", "updates"]
+Precision = Literal["fp32", "bf16", "fp64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One run. Where it happens (device, folder, threads) is an argument of `train` instead."""
+
+    model: str
+    """Network, by name."""
+
+    data: str
+    """Data set, by name."""
+
+    batch: int
+    """Samples per update, over all ranks."""
+
+    base_batch: int
+    """The batch that the regime was tuned for."""
+
+    regime: Regime
+    """Rates over the epochs, as tuned for base_batch; lr_rule and hold adapt it."""
+
+    lr_rule: Rule = "none"
+    """How the learning rate follows batch / base_batch: by its root, linearly, or not at all."""
+
+    noise: bool = False
+    """Weigh each sample's loss by N(1, batch / base_batch - 1), instead of scaling the rate."""
+
+    ghost: int | None = None
+    """Samples per ghost of ghost batch norm; None is plain batch norm."""
+
+    running: Running = "sequential"
+    """How ghosts move the running statistics: one after the other, or by their mean."""
+
+    hold: Hold = "epochs"
+    """What stays as it was at base_batch: the number of epochs, or that of updates."""
+
+    clip: float | None = 5.0
+    """Largest norm of the whole gradient; None does not clip."""
+
+    augment: bool = False
+    """Random crops and flips of the training images."""
+
+    precision: Precision = "fp32"
+    """Arithmetic: fp32, bf16 autocast, or fp64."""
+
+    seed: int = 0
+    """Of the initial weights, the order of the samples and every other draw."""
+
+    def __post_init__(self) -> None:
+        find_model(self.model)
+        _choose("data", self.data, tuple(DATASETS))
+        _choose("lr_rule", self.lr_rule, get_args(Rule))
+        _choose("running", self.running, get_args(Running))
+        _choose("hold", self.hold, get_args(Hold))
+        _choose("precision", self.precision, get_args(Precision))
+        for field in ("batch", "base_batch", "ghost"):
+            size = getattr(self, field)
+            if size is not None and size < 2:
+                raise InputError(field, f"{size} is below 2", "use 2 or more samples")
+        if self.ghost is not None and self.ghost > self.batch:
+            raise InputError(
+                "ghost", f"{self.ghost} is above batch {self.batch}", "use batch or less"
+            )
+        if self.noise and self.batch < self.base_batch:
+            raise InputError(
+                "noise", f"batch {self.batch} is below base_batch {self.base_batch}", "turn it off"
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
+
+    def large(
+        self,
+        batch: int = 4096,
+        lr_rule: Rule = "sqrt",
+        ghost: int | None = 128,
+        hold: Hold = "updates",
+    ) -> "Recipe":
+        """The recipe adapted to a large batch, with the paper's three remedies."""
+        return replace(self, batch=batch, lr_rule=lr_rule, ghost=ghost, hold=hold)
+
+    def plan(self, samples: int) -> "Plan":
+        """What this recipe does on a training set of ``samples``, exactly."""
+        if self.batch > samples:
+            raise InputError(
+                "batch",
+                f"{self.batch} is above the {samples} training samples of {self.data}",
+                f"use {samples} or less",
+            )
+        held = self.base_batch if self.hold == "updates" else self.batch
+        regime = self.regime.scaled(lr_scale(self.batch, self.base_batch, self.lr_rule))
+        if update_at(regime.epochs, samples, held) < 1:
+            raise InputError(
+                "regime.epochs", f"{regime.epochs} make no whole update", "use more epochs"
+            )
+        return Plan(recipe=self, samples=samples, regime=regime, held_batch=held)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The recipe as plain data for JSON; `from_dict` is the way back."""
+        return dict(_plain(asdict(self)))
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Recipe":
+        """Read what `as_dict` wrote."""
+        regime = dict(fields["regime"])
+        regime["drops"] = tuple((_epochs(epoch), *rates) for epoch, *rates in regime["drops"])
+        for field in ("epochs", "warmup"):
+            regime[field] = _epochs(regime[field])
+        return cls(**{**fields, "regime": Regime(**regime)})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe on a training set of known size: the rates and the exact number of updates."""
+
+    recipe: Recipe
+    samples: int
+    regime: Regime
+    """Rates scaled by the recipe's rule; its epochs are those of ``held_batch``."""
+    held_batch: int
+    """The batch that counts the regime's epochs: base_batch if updates are held, else batch."""
+
+    @property
+    def updates(self) -> int:
+        """Weight updates in all."""
+        return update_at(self.regime.epochs, self.samples, self.held_batch)
+
+    @property
+    def drop_updates(self) -> tuple[int, ...]:
+        """The 0-based updates before which the drops take effect."""
+        return tuple(update_at(d[0], self.samples, self.held_batch) for d in self.regime.drops)
+
+    @property
+    def seen(self) -> Regime:
+        """The regime in epochs of this run's own batch: what the data go through."""
+        return self.regime.stretched(Fraction(self.recipe.batch, self.held_batch))
+
+    @property
+    def ghosts(self) -> int:
+        """Groups that are normalised together in each batch; 1 for plain batch norm."""
+        ghost = self.recipe.ghost
+        return 1 if ghost is None else len(ghost_sizes(self.recipe.batch, ghost))
+
+    def epoch(self, update: int) -> float:
+        """Passes over the training set after so many updates."""
+        return update * self.recipe.batch / self.samples
+
+    def rates(self, update: int) -> Rates:
+        """Learning rate and weight decay of one update."""
+        return self.regime.at_update(update, self.samples, self.held_batch)
+
+
+def _choose(field: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(field, f"{value!r} is unknown", f"choose one of {', '.join(choices)}")
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types; a fraction becomes text such as 50/3."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Fraction) else value
+
+
+def _epochs(value: Epochs | str) -> Epochs:
+    return Fraction(value) if isinstance(value, str) else value

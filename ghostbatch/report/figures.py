@@ -1,0 +1,170 @@
+"""The figures of a study: error against updates and epochs, and how far the weights walk."""
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ghostbatch.diagnostics import DiffusionFit, fit_diffusion
+from ghostbatch.report.runs import Group, Run
+from ghostbatch.train import Record
+from ghostbatch.train.files import atomic_file
+
+INK = "#010203"
+"""Text and axes; on the page this colour becomes that of the text around the figure."""
+
+COLOURS = {"SB": "#888e99", "LB": "#d1495b", "+LR": "#dd8a00", "+GBN": "#3b8fd4", "+RA": "#2a9d6f"}
+OTHERS = ("#8d6cc4", "#b0722e", "#5f9ea0", "#c2577f")
+
+STYLE: Any = {
+    "figure.figsize": (4.8, 3.6),
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ghostbatch",
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A finished figure and the sentence that goes with it."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+
+    def on_page(self) -> str:
+        """The drawing for a page, light or dark: its ink is the colour of the page's text."""
+        drawing = self.svg[self.svg.index("<svg") :]
+        return drawing.replace(INK, "currentColor")
+
+
+def draw_figures(groups: list[Group], folder: Path) -> list[Plot]:
+    """Draw all figures, as SVG and PNG files in ``folder``; return them for the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plots = []
+    rows = list(dict.fromkeys(group.row for group in groups if group.runs))
+    for row in rows:
+        shown = [group for group in groups if group.row == row and group.runs]
+        prefix = f"{row}-" if len(rows) > 1 else ""
+        for draw in (_error_by_update, _error_by_epoch, _distance):
+            with mpl.rc_context(STYLE):
+                plots.append(draw(shown, folder, prefix))
+    return plots
+
+
+def _error_by_update(groups: list[Group], folder: Path, prefix: str) -> Plot:
+    return _errors(groups, folder, f"{prefix}error-by-update", "update", lambda r: r.update)
+
+
+def _error_by_epoch(groups: list[Group], folder: Path, prefix: str) -> Plot:
+    return _errors(groups, folder, f"{prefix}error-by-epoch", "epoch", lambda r: r.epoch)
+
+
+def _errors(
+    groups: list[Group], folder: Path, name: str, unit: str, time: Callable[[Record], float]
+) -> Plot:
+    figure, axes = _axes(unit, "error %")
+    for group, colour in _coloured(groups):
+        for split, line in (("train", ":"), ("validation", "-")):
+            t, error = _curves(group, split, time, lambda r: 100 - r.accuracy)
+            label = group.column if split == "validation" else None
+            axes.plot(t, error.mean(0), line, color=colour, label=label, lw=1.5)
+            if split == "validation":
+                _band(axes, t, error, colour)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter("")
+    axes.legend(loc="lower left")
+    caption = (
+        f"Error against {unit}: validation (solid, mean over seeds, band of one standard deviation)"
+        " and training batches (dotted)."
+    )
+    return _finish(figure, folder, name, f"Error against {unit}s", caption)
+
+
+def _distance(groups: list[Group], folder: Path, prefix: str) -> Plot:
+    figure, axes = _axes("update", "distance from the initial weights")
+    slopes = []
+    for group, colour in _coloured(groups):
+        t, distance = _curves(group, "train", lambda r: r.update, lambda r: r.distance)
+        axes.plot(t, distance.mean(0), "o", color=colour, ms=2.5, label=group.column)
+        _band(axes, t, distance, colour)
+        if (fit := fit_first_phase(group)) is not None:
+            drop = _first_phase_end(group.runs[0])
+            line = np.geomspace(1, drop, 50)
+            axes.plot(line, fit.intercept + fit.slope * np.log(line), color=colour, lw=1)
+            slopes.append(f"{group.column} {fit.slope:.2f} ± {fit.slope_stderr:.2f}")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left")
+    caption = (
+        "Weight distance against update (log axis), mean over seeds. Lines: d = a + b ln t fitted "
+        f"before the first drop; slope b with its standard error: {'; '.join(slopes) or 'none'}."
+    )
+    return _finish(figure, folder, f"{prefix}distance", "How far the weights walk", caption)
+
+
+def fit_first_phase(group: Group) -> DiffusionFit | None:
+    """The fit to the mean distance before the first drop; None where there is too little of it."""
+    t, distance = _curves(group, "train", lambda r: r.update, lambda r: r.distance)
+    first = t <= _first_phase_end(group.runs[0])
+    if first.sum() < 4:
+        return None
+    return fit_diffusion(t[first].tolist(), distance.mean(0)[first].tolist())
+
+
+def _first_phase_end(run: Run) -> int:
+    return (*run.plan.drop_updates, run.plan.updates)[0]
+
+
+def _curves(
+    group: Group, split: str, time: Callable[[Record], float], value: Callable[[Record], float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Times, and values of shape (seeds, times), after the first update."""
+    kept = [[r for r in run.records if r.split == split and r.update > 0] for run in group.runs]
+    times = np.array([time(record) for record in kept[0]])
+    return times, np.array([[value(record) for record in records] for records in kept])
+
+
+def _band(axes: Axes, t: np.ndarray, values: np.ndarray, colour: str) -> None:
+    if len(values) > 1:
+        middle, deviation = values.mean(0), values.std(0, ddof=1)
+        axes.fill_between(t, middle - deviation, middle + deviation, color=colour, alpha=0.2, lw=0)
+
+
+def _coloured(groups: list[Group]) -> Iterator[tuple[Group, str]]:
+    spare = iter(OTHERS * len(groups))
+    for group in groups:
+        yield group, COLOURS.get(group.column) or next(spare)
+
+
+def _axes(x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(layout="constrained")
+    axes = figure.add_subplot(xscale="log", xlabel=x, ylabel=y)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    return figure, axes
+
+
+def _finish(figure: Figure, folder: Path, name: str, title: str, caption: str) -> Plot:
+    drawing = io.StringIO()
+    figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
+    svg = drawing.getvalue()
+    with atomic_file(folder / f"{name}.svg") as file:
+        file.write(svg.encode())
+    with atomic_file(folder / f"{name}.png") as file:
+        figure.savefig(file, format="png", dpi=200, facecolor="white")
+    return Plot(name, title, caption, svg)

@@ -1,0 +1,50 @@
+"""The table of a study as text, for the terminal and the page alike."""
+
+from dataclasses import dataclass
+
+from ghostbatch.report.runs import Group
+
+HEADERS = ("", "accuracy %", "seeds", "batch", "ghosts", "updates", "epochs", "distance", "s / run")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One row of the paper's table, turned on its side: a line per column."""
+
+    title: str
+    lines: list[tuple[str, ...]]
+    notes: list[str]
+
+
+def tables(groups: list[Group]) -> list[Table]:
+    """One table per recipe."""
+    titles = dict.fromkeys(group.row for group in groups)
+    return [_table(title, [g for g in groups if g.row == title]) for title in titles]
+
+
+def _table(title: str, groups: list[Group]) -> Table:
+    notes = [
+        f"{group.column}: {count} of {len(group.runs) + group.unfinished + group.diverged} {what}"
+        for group in groups
+        for count, what in ((group.diverged, "diverged"), (group.unfinished, "not finished"))
+        if count
+    ]
+    return Table(title, [_line(group) for group in groups], notes)
+
+
+def _line(group: Group) -> tuple[str, ...]:
+    accuracy = group.over_seeds(lambda s: s.accuracy).show(1)
+    if not group.runs:
+        return (group.column, accuracy, "0", *["–"] * (len(HEADERS) - 3))
+    plan = group.runs[0].plan
+    return (
+        group.column,
+        accuracy,
+        str(len(group.runs)),
+        f"{plan.recipe.batch:,}",
+        str(plan.ghosts) if plan.recipe.ghost else "plain",
+        f"{plan.updates:,}",
+        f"{float(plan.seen.epochs):.4g}",
+        group.over_seeds(lambda s: s.distance).show(1),
+        f"{group.over_seeds(lambda s: s.seconds).mean:.1f}",
+    )

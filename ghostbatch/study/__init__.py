@@ -1,0 +1,18 @@
+"""The paper's tables and figures, declared, and the runner that executes their cells."""
+
+from ghostbatch.study.recipes import RECIPES, find_recipe
+from ghostbatch.study.runner import OnNews, WorkerDied, run_cells
+from ghostbatch.study.studies import STUDIES, Cell, Study, columns, find_study
+
+__all__ = [
+    "RECIPES",
+    "STUDIES",
+    "Cell",
+    "OnNews",
+    "Study",
+    "WorkerDied",
+    "columns",
+    "find_recipe",
+    "find_study",
+    "run_cells",
+]

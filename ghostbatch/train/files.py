@@ -1,0 +1,54 @@
+"""Files that are whole or absent, and folders that one process owns at a time."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ghostbatch.errors import InputError
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file that appears under its name only when all of it is on the disk."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name must survive a power cut too
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def locked(folder: Path, patience: float = 3.0) -> Iterator[int]:
+    """Own ``folder`` (made if need be) until the block ends, or this process and its heirs do.
+
+    Yields the descriptor that holds the lock: a child that inherits it keeps the folder locked.
+    The lock is the kernel's, so nothing is left behind by a process that was killed; ``patience``
+    is the time that its children get to notice.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise InputError(
+                        "out", f"{folder} is in use by another process", "wait or choose another"
+                    ) from None
+                time.sleep(0.05)
+        yield descriptor
+    finally:
+        os.close(descriptor)

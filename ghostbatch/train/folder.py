@@ -1,0 +1,120 @@
+"""The folder of one run: whose it is, where it stands, how it ended."""
+
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ghostbatch
+from ghostbatch.errors import InputError
+from ghostbatch.recipe import Plan
+from ghostbatch.train.files import atomic_file
+from ghostbatch.train.record import Summary, read_summary, to_json
+
+CHECKPOINT_FORMAT = 1
+
+
+class RunFolder:
+    """Reads and writes a run's files; opening one checks that it belongs to the recipe."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self.path = path
+        self.samples = plan.samples
+        self.recipe = plan.recipe.as_dict()
+        self.metrics = path / "metrics.jsonl"
+        self._run, self._checkpoint, self._summary = (
+            path / name for name in ("run.json", "checkpoint.pt", "summary.json")
+        )
+        if path.exists() and not path.is_dir():
+            raise InputError("out", f"{path} is a file", "choose another folder")
+        theirs = self.header().get("recipe")
+        if theirs not in (None, self.recipe):
+            fields = [f for f in self.recipe if self.recipe[f] != theirs.get(f)]
+            raise InputError(
+                "out",
+                f"{path} belongs to another recipe ({', '.join(fields)} differ)",
+                "choose another folder or delete it",
+            )
+
+    def header(self) -> dict[str, Any]:
+        """What `begin` wrote; empty for a new run."""
+        try:
+            return dict(json.loads(self._run.read_text())) if self._run.exists() else {}
+        except ValueError:
+            raise InputError("out", f"{self._run} is not JSON", "delete the folder") from None
+
+    def begin(self, device: torch.device, threads: int) -> int:
+        """Describe a new run; return the thread count that this run started with."""
+        header = self.header()
+        if not header:
+            header = {
+                "recipe": self.recipe,
+                "samples": self.samples,
+                "versions": {
+                    "ghostbatch": ghostbatch.__version__,
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                },
+                "device": _describe(device),
+                "threads": threads,
+                "commit": _commit(),
+            }
+            with atomic_file(self._run) as file:
+                file.write(json.dumps(header, indent=2).encode() + b"\n")
+        return int(header["threads"])
+
+    def summary(self) -> Summary | None:
+        """The summary, if the run has ended."""
+        return read_summary(self._summary)
+
+    def end(self, summary: Summary) -> None:
+        """Write the summary, last of all: its presence means that the run has ended."""
+        with atomic_file(self._summary) as file:
+            file.write(to_json(summary).encode() + b"\n")
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint."""
+        with atomic_file(self._checkpoint) as file:
+            torch.save({"format": CHECKPOINT_FORMAT, "recipe": self.recipe, **state}, file)
+
+    def load(self, device: torch.device) -> dict[str, Any] | None:
+        """The checkpoint's state, if there is a checkpoint."""
+        if not self._checkpoint.exists():
+            return None
+        remedy = "delete it to start this run again"
+        try:
+            state = torch.load(self._checkpoint, map_location=device, weights_only=True)
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0].split(". ")[0]
+            problem = f"{self._checkpoint} cannot be read ({reason or type(error).__name__})"
+            raise InputError("checkpoint", problem, remedy) from None
+        if not isinstance(state, dict) or state.get("format") != CHECKPOINT_FORMAT:
+            raise InputError("checkpoint", f"{self._checkpoint} is not of this program", remedy)
+        if state.get("recipe") != self.recipe:
+            raise InputError("checkpoint", f"{self._checkpoint} is of another recipe", remedy)
+        return dict(state)
+
+
+def _describe(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()})"
+
+
+def _commit() -> str | None:
+    """The commit of this package's own checkout, if it runs from one."""
+    here = Path(__file__)
+    try:
+        for arguments in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"]):
+            git = subprocess.run(
+                ["git", "-C", str(here.parent), *arguments],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return git.stdout.strip()

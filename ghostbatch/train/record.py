@@ -1,0 +1,116 @@
+"""What a run writes down while it goes, and what it ends with."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+Split = Literal["train", "validation"]
+Status = Literal["finished", "diverged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One line of ``metrics.jsonl``."""
+
+    update: int
+    """Updates done."""
+    epoch: float
+    """Passes over the training set done."""
+    split: Split
+    """"train": means over the updates since the last such record; "validation": the test set."""
+    loss: float
+    accuracy: float
+    """In percent."""
+    lr: float
+    """Learning rate of the last update."""
+    distance: float
+    """Distance of the weights from their initial values."""
+    gradient_norm: float | None = None
+    """Mean norm before clipping, over the updates since the last train record."""
+    clipped: float | None = None
+    """The fraction of those updates that were clipped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a run ended: ``summary.json``."""
+
+    status: Status
+    accuracy: float
+    """Of the last update, in percent; never the best one."""
+    loss: float
+    updates: int
+    epochs: float
+    distance: float
+    seconds: float
+
+
+OnRecord = Callable[[Record], None]
+
+
+class Recorder:
+    """Appends records to a file and passes them on.
+
+    Args:
+        path: the file; what it holds beyond ``keep`` bytes is of updates that will be done again.
+        keep: length of the file when the checkpoint was taken.
+        on_record: called with each record.
+
+    """
+
+    def __init__(self, path: Path, keep: int, on_record: OnRecord | None) -> None:
+        self._file = path.open("ab")
+        self._file.truncate(keep)
+        self._on_record = on_record
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def write(self, record: Record) -> None:
+        """Write one line, whole."""
+        self._file.write(to_json(record).encode() + b"\n")
+        self._file.flush()
+        if self._on_record is not None:
+            self._on_record(record)
+
+    def position(self) -> int:
+        """Length of the file."""
+        return self._file.tell()
+
+
+def to_json(result: Record | Summary) -> str:
+    """One JSON object; JSON knows no NaN, so a number that is not finite becomes null."""
+    return json.dumps({k: v if _sound(v) else None for k, v in asdict(result).items()})
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file, without a last line that was cut short."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [Record(**_numbers(json.loads(line))) for line in lines]
+
+
+def read_summary(path: Path) -> Summary | None:
+    """The summary, if the run has ended."""
+    return Summary(**_numbers(json.loads(path.read_text()))) if path.exists() else None
+
+
+def _sound(value: Any) -> bool:
+    return not isinstance(value, float) or isfinite(value)
+
+
+def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
+    """The way back: null is NaN, except where a field may be absent."""
+    optional = {"gradient_norm", "clipped"}
+    return {k: float("nan") if v is None and k not in optional else v for k, v in fields.items()}

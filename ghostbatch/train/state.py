@@ -1,0 +1,65 @@
+"""Everything that changes during a run, so that a checkpoint is all of it."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from ghostbatch.data import ImageData, key
+from ghostbatch.diagnostics import WeightDistance
+from ghostbatch.nn import find_model, to_ghost
+from ghostbatch.optim import RegimeScheduler
+from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.train.step import Tally
+
+
+class State:
+    """The model, its optimizer and schedule, and what is counted, after ``update`` updates."""
+
+    def __init__(self, plan: Plan, data: ImageData, device: torch.device) -> None:
+        recipe, regime = plan.recipe, plan.regime
+        self.update = 0
+        self.seconds = 0.0
+        self.model = initial_model(recipe, data).to(device, parameter_dtype(recipe))
+        self.optimizer = SGD(
+            self.model.parameters(),
+            lr=regime.lr,
+            momentum=regime.momentum,
+            weight_decay=regime.weight_decay,
+        )
+        self.scheduler = RegimeScheduler(
+            self.optimizer, regime, samples_per_epoch=plan.samples, batch=plan.held_batch
+        )
+        self.distance = WeightDistance(self.model)
+        self.tally = Tally.empty(device)
+
+    def _parts(self) -> dict[str, Any]:
+        names = ("model", "optimizer", "scheduler", "distance", "tally")
+        return {name: getattr(self, name) for name in names}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain containers and tensors."""
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        return {**parts, "update": self.update, "seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where ``state`` was taken."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.update, self.seconds = state["update"], state["seconds"]
+
+
+def initial_model(recipe: Recipe, data: ImageData) -> nn.Module:
+    """The network before its first update: drawn on the CPU, so the same on every device."""
+    _, channels, size, _ = data.train.images.shape
+    torch.manual_seed(key(recipe.seed, "weights"))
+    model = find_model(recipe.model)(data.classes, in_channels=channels, image_size=size)
+    if recipe.ghost is not None:
+        to_ghost(model, recipe.ghost, running=recipe.running)
+    return model
+
+
+def parameter_dtype(recipe: Recipe) -> torch.dtype:
+    """Weights are fp32 except in fp64 runs; bf16 is a matter of autocast."""
+    return torch.float64 if recipe.precision == "fp64" else torch.float32
