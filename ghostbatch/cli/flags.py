@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from fractions import Fraction
+from itertools import dropwhile, takewhile
 from typing import Any, TypeVar, get_args
 
 import tyro
@@ -93,12 +94,17 @@ def parse(
 
 def _complaint(box: str, prog: str) -> InputError:
     """The first paragraph of the parser's framed message, as an `InputError`."""
-    lines = [line.strip(" │") for line in box.splitlines()[1:]]
-    ends = (i for i, line in enumerate(lines) if not line or line.startswith("─"))
-    text = " ".join(lines[: next(ends, len(lines))])
+    lines = (line.strip(" │") for line in box.splitlines()[1:])  # below the frame's title
+    inside = dropwhile(_is_rule, lines)
+    text = " ".join(takewhile(lambda line: line and not _is_rule(line), inside))
     flag = re.search(r"--([\w.-]+)", text)
     text = re.sub(r"^Error parsing \S+: ", "", text)
     ours = re.fullmatch(r"([a-z_.]+): (.*); (.*)", text)
     if ours:
         return InputError(*ours.groups())
     return InputError(flag[1] if flag else "flags", text.rstrip("."), f"see {prog} --help")
+
+
+def _is_rule(line: str) -> bool:
+    """A line that is drawn, not written; where it cannot draw, the parser uses hyphens."""
+    return bool(line) and set(line) <= set("─-╭╮╰╯")

@@ -1,6 +1,7 @@
 """The figures of a study: error against updates and epochs, and how far the weights walk."""
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ OTHERS = ("#8d6cc4", "#b0722e", "#5f9ea0", "#c2577f")
 
 STYLE: Any = {
     "figure.figsize": (4.8, 3.6),
-    "font.size": 9,
+    "font.size": 10,
     "font.family": "sans-serif",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -49,8 +50,8 @@ class Plot:
 
     def on_page(self) -> str:
         """The drawing for a page, light or dark: its ink is the colour of the page's text."""
-        drawing = self.svg[self.svg.index("<svg") :]
-        return drawing.replace(INK, "currentColor")
+        drawing = self.svg[self.svg.index("<svg") :].replace(INK, "currentColor")
+        return re.sub(r' id="[a-z0-9_.]+_\d+"', "", drawing)  # would clash with other figures'
 
 
 def draw_figures(groups: list[Group], folder: Path) -> list[Plot]:

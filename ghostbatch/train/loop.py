@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from math import isfinite
 from pathlib import Path
 
@@ -35,7 +35,8 @@ def train(
         out: the run's folder; without one nothing is kept.
         device: "cpu", "cuda", ...; the GPU if there is one.
         threads: for the CPU's arithmetic; a resumed run keeps those it began with.
-        evaluations: how often the test set is looked at, evenly over the updates.
+        evaluations: how often the test set is looked at, evenly over the updates; it is looked
+            at four times per factor of ten in updates as well, so that the beginning is seen.
         checkpoint_seconds: time between checkpoints.
         on_record: called with every record that goes to ``metrics.jsonl``.
 
@@ -43,14 +44,16 @@ def train(
     where = find_device(device)
     data = load(recipe.data)
     plan = recipe.plan(len(data.train))
-    looks = {round(plan.updates * k / evaluations) for k in range(1, evaluations)}
+    looks = _evenly(plan.updates, evaluations) | set(log_spaced(plan.updates, per_decade=4))
     notes = looks | set(log_spaced(plan.updates))
 
     with _folder_of(plan, out) as folder, _own_draws(where):
         if (ended := folder.summary()) is not None:
             return ended
-        with _threads(folder.begin(where, threads or torch.get_num_threads())):
-            session = Session(plan, data, folder, where, on_record)
+        with (
+            _threads(folder.begin(where, threads or torch.get_num_threads())),
+            closing(Session(plan, data, folder, where, on_record)) as session,
+        ):
             state = session.state
             if state.update == 0:
                 session.record_validation()
@@ -58,7 +61,7 @@ def train(
                 session.step()
                 if state.update in notes and not isfinite(session.record_training().loss):
                     return session.end("diverged", session.record_validation())
-                if state.update in looks:
+                if state.update in looks - {plan.updates}:
                     session.record_validation()
                 session.save(every=checkpoint_seconds)
             session.save()
@@ -75,6 +78,10 @@ def find_device(name: str | torch.device | None) -> torch.device:
     except (RuntimeError, AssertionError):  # how PyTorch says no depends on its build
         raise InputError("device", f"{name} is not available here", "use cpu") from None
     return device
+
+
+def _evenly(updates: int, times: int) -> set[int]:
+    return {round(updates * k / times) for k in range(1, times + 1)}
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 Split = Literal["train", "validation"]
@@ -67,15 +66,8 @@ class Recorder:
         self._file.truncate(keep)
         self._on_record = on_record
 
-    def __enter__(self) -> "Recorder":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the file."""
         self._file.close()
 
     def write(self, record: Record) -> None:

@@ -100,6 +100,10 @@ class Session:
         self.folder.save({"state": self.state.state_dict(), "metrics": self.recorder.position()})
         self._saved = time.monotonic()
 
+    def close(self) -> None:
+        """Let go of the files, however the run went."""
+        self.recorder.close()
+
     def end(self, status: Status, last: Record) -> Summary:
         """Sum up, and write it down last of all."""
         summary = Summary(

@@ -1,0 +1,58 @@
+"""Pad, crop and flip against a loop over the images."""
+
+import numpy as np
+import pytest
+import torch
+
+from ghostbatch.data.augment import PadCropFlip
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def images(*shape):
+    return torch.randint(256, shape, generator=seeded(9), dtype=torch.uint8)
+
+
+def one_by_one(batch, pad, fill, draw):
+    """The slow twin: the same draws, applied to one image after the other."""
+    count, channels, height, width = batch.shape
+    tops, lefts = torch.randint(2 * pad + 1, (2, count, 1), generator=draw).flatten(1).tolist()
+    flips = (torch.rand(count, 1, generator=draw) < 0.5).flatten().tolist()
+    results = []
+    for image, top, left, flip in zip(batch.numpy(), tops, lefts, flips, strict=True):
+        canvas = np.full((channels, height + 2 * pad, width + 2 * pad), fill, dtype=np.uint8)
+        canvas[:, pad : pad + height, pad : pad + width] = image
+        crop = canvas[:, top : top + height, left : left + width]
+        results.append(crop[:, :, ::-1] if flip else crop)
+    return torch.from_numpy(np.stack(results))
+
+
+@pytest.mark.parametrize("shape", [(40, 3, 8, 8), (40, 1, 5, 9), (1, 2, 6, 4)])
+@pytest.mark.parametrize(("pad", "fill"), [(4, 127), (2, 0), (0, 5)])
+def test_a_batch_is_augmented_as_a_loop_over_its_images_would(shape, pad, fill):
+    batch = images(*shape)
+    untouched = batch.clone()
+    result = PadCropFlip(pad, fill)(batch, seeded())
+    assert result.dtype == torch.uint8
+    assert result.equal(one_by_one(batch, pad, fill, seeded()))
+    assert batch.equal(untouched)
+
+
+def test_every_crop_and_flip_is_equally_likely():
+    count, image = 20_000, torch.arange(1, 17, dtype=torch.uint8).view(1, 1, 4, 4)
+    canvas = np.pad(image[0, 0].numpy(), 1, constant_values=200)
+    crops = [canvas[y : y + 4, x : x + 4] for y in range(3) for x in range(3)]
+    outcomes = {o.tobytes() for crop in crops for o in (crop, crop[:, ::-1])}
+    results = PadCropFlip(pad=1, fill=200)(image.expand(count, 1, 4, 4), seeded())
+    seen, times = np.unique([r.numpy().tobytes() for r in results], return_counts=True)
+    assert len(outcomes) == 18
+    assert set(seen) == outcomes
+    share = 1 / 18
+    assert np.abs(times / count - share).max() < 4 * np.sqrt(share * (1 - share) / count)
+
+
+def test_another_generator_gives_other_crops():
+    batch, augment = images(64, 1, 8, 8), PadCropFlip(pad=2, fill=0)
+    assert not augment(batch, seeded(0)).equal(augment(batch, seeded(1)))

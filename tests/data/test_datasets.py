@@ -1,0 +1,89 @@
+"""The embedded digits, and how a feed hands them out."""
+
+from importlib.resources import files
+
+import numpy as np
+import pytest
+import torch
+
+from ghostbatch.data import Feed, generator, load
+from ghostbatch.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def feed(data, **options):
+    defaults = {"batch": 4000, "seed": 0, "augment": False}
+    return Feed(data, **{**defaults, **options}, device=torch.device("cpu"), dtype=torch.float64)
+
+
+def test_digits_are_5000_bytes_images_of_28_by_28_in_ten_classes(digits):
+    assert digits.classes == 10
+    for split, size in ((digits.train, 4000), (digits.test, 1000)):
+        assert split.images.shape == (size, 1, 28, 28)
+        assert split.images.dtype == torch.uint8
+        assert (len(split), split.labels.shape, split.labels.dtype) == (size, (size,), torch.int64)
+
+
+def test_each_class_has_400_digits_to_train_on_and_100_to_test_on(digits):
+    assert torch.bincount(digits.train.labels).tolist() == [400] * 10
+    assert torch.bincount(digits.test.labels).tolist() == [100] * 10
+
+
+def test_no_image_appears_twice_in_train_or_test(digits):
+    images = torch.cat([digits.train.images, digits.test.images])
+    assert len({image.numpy().tobytes() for image in images}) == 5000
+
+
+def test_the_labels_belong_to_the_images(digits):
+    train, test = (split.images.flatten(1).double() for split in (digits.train, digits.test))
+    means = torch.stack([train[digits.train.labels == label].mean(0) for label in range(10)])
+    nearest = torch.cdist(test, means).argmin(1)
+    assert (nearest == digits.test.labels).double().mean() > 0.75  # chance is a tenth
+
+
+def test_mean_and_deviation_are_those_numpy_finds_in_the_training_images(digits):
+    with (files("ghostbatch.data") / "embedded" / "digits.npz").open("rb") as file:
+        pixels = np.load(file)["train_images"].astype(np.float64)
+    assert digits.mean.tolist() == pytest.approx([pixels.mean()], rel=1e-12)
+    assert digits.deviation.tolist() == pytest.approx([pixels.std()], rel=1e-9)
+    assert digits.mean.item() == pytest.approx(255 * 0.1307, rel=0.03)  # the whole of MNIST
+
+
+def test_an_unknown_data_set_is_refused_with_those_that_are_known():
+    with pytest.raises(InputError, match=r"^data: 'letters' is unknown; .*digits") as raised:
+        load("letters")
+    assert raised.value.field == "data"
+
+
+def test_a_feed_hands_out_the_streams_samples_with_mean_zero_and_deviation_one(digits):
+    whole = feed(digits)
+    images, labels = whole.train_batch(3)
+    order = whole.stream.indices(3)
+    assert labels.equal(digits.train.labels[order])
+    assert (
+        (images * digits.deviation + digits.mean).round().byte().equal(digits.train.images[order])
+    )
+    assert images.mean().item() == pytest.approx(0, abs=1e-12)
+    assert images.std(correction=0).item() == pytest.approx(1, rel=1e-9)
+
+
+def test_augmentation_is_drawn_by_seed_and_update_and_spares_the_test_images(digits):
+    augmented = feed(digits, batch=50, augment=True)
+    plain = digits.train.images[augmented.stream.indices(7)]
+    expected = digits.augmentation(plain, generator(0, "augment", 7))
+    augmented.train_batch(2)
+    images, _ = augmented.train_batch(7)
+    assert (images * digits.deviation + digits.mean).round().byte().equal(expected)
+    assert not expected.equal(plain)
+    pieces = zip(augmented.test_batches(300), feed(digits).test_batches(300), strict=True)
+    assert all(ours[0].equal(theirs[0]) for ours, theirs in pieces)
+
+
+def test_the_test_set_comes_in_order_and_whole(digits):
+    pieces = feed(digits).test_batches(300)
+    assert [len(labels) for _, labels in pieces] == [300, 300, 300, 100]
+    assert torch.cat([labels for _, labels in pieces]).equal(digits.test.labels)

@@ -1,0 +1,82 @@
+"""The order of the samples: fresh permutations end to end, cut into full batches."""
+
+import random
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ghostbatch.data import PermutationStream, generator, key
+
+SAMPLES, BATCHES = st.integers(1, 60), st.integers(1, 150)
+SEEDS = st.integers(0, 2**40)
+
+
+def concatenated(samples, batch, seed, updates):
+    """The slow twin: write the whole stream down, then cut it."""
+    stream = []
+    while len(stream) < updates * batch:
+        draw = generator(seed, "order", len(stream) // samples)
+        stream += torch.randperm(samples, generator=draw).tolist()
+    return [stream[u * batch : (u + 1) * batch] for u in range(updates)]
+
+
+@given(SAMPLES, BATCHES, SEEDS)
+def test_the_stream_is_all_permutations_end_to_end_cut_into_full_batches(samples, batch, seed):
+    stream = PermutationStream(samples, batch, seed)
+    batches = [stream.indices(u).tolist() for u in range(12)]
+    assert batches == concatenated(samples, batch, seed, 12)
+
+
+@given(SAMPLES, BATCHES, SEEDS)
+def test_every_permutation_holds_every_sample_once(samples, batch, seed):
+    stream = PermutationStream(samples, batch, seed)
+    flat = torch.cat([stream.indices(u) for u in range(samples)])  # exactly `batch` permutations
+    assert (
+        flat.view(batch, samples)
+        .sort(dim=1)
+        .values.equal(torch.arange(samples).expand(batch, samples))
+    )
+
+
+@given(SAMPLES, BATCHES, SEEDS, st.randoms(use_true_random=False))
+def test_a_batch_does_not_depend_on_what_was_asked_before(samples, batch, seed, shuffler):
+    expected = concatenated(samples, batch, seed, 10)
+    stream, order = PermutationStream(samples, batch, seed), [*range(10), *range(10)]
+    shuffler.shuffle(order)
+    for update in order:
+        assert stream.indices(update).tolist() == expected[update]
+
+
+def test_a_batch_straddles_two_permutations_and_drops_nothing():
+    stream = PermutationStream(samples=10, batch=4, seed=0)
+    first, second, straddling = (stream.indices(u).tolist() for u in range(3))
+    assert sorted(first + second + straddling[:2]) == list(range(10))
+    assert len(straddling) == 4
+
+
+def test_permutations_differ_from_each_other_and_from_those_of_another_seed():
+    streams = [PermutationStream(100, 100, seed) for seed in range(3)]
+    orders = {tuple(s.indices(u).tolist()) for s in streams for u in range(3)}
+    assert len(orders) == 9
+    assert tuple(range(100)) not in orders
+
+
+def test_no_two_draws_share_a_key():
+    draws = [
+        (seed, purpose, index)
+        for seed in range(12)
+        for purpose in ("order", "augment", "noise")
+        for index in range(112)
+    ]
+    keys = {key(*draw) for draw in draws}
+    assert len(keys) == len(draws)
+    assert all(0 <= number < 2**63 for number in keys)
+
+
+def test_drawing_leaves_the_global_generators_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state(), random.getstate()
+    PermutationStream(100, 30, seed=0).indices(3)
+    assert torch.get_rng_state().equal(before[0])
+    assert random.getstate() == before[1]

@@ -1,0 +1,62 @@
+"""The factor on the rate, and the noise that can stand in for it."""
+
+from math import sqrt
+
+import pytest
+import torch
+
+from ghostbatch.errors import InputError
+from ghostbatch.optim import lr_scale, noise_weights
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize(
+    ("batch", "base", "factors"),
+    [(4096, 1024, (1, 2, 4)), (128, 128, (1, 1, 1)), (32, 128, (1, 0.5, 0.25))],
+)
+def test_the_factor_is_one_the_root_or_the_ratio(batch, base, factors):
+    assert tuple(lr_scale(batch, base, rule) for rule in ("none", "sqrt", "linear")) == factors
+    assert lr_scale(batch, base) == factors[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [((0, 128), "batch"), ((128, -1), "base_batch"), ((128, 128, "cubic"), "lr_rule")],
+)
+def test_a_bad_size_or_rule_is_refused_by_name(arguments, field):
+    with pytest.raises(InputError, match=f"^{field}: ") as raised:
+        lr_scale(*arguments)
+    assert raised.value.field == field
+
+
+@pytest.mark.parametrize(("batch", "base"), [(4096, 128), (2048, 128), (192, 128)])
+def test_the_weights_are_normal_with_mean_one_and_variance_ratio_minus_one(batch, base):
+    n, variance = 200_000, batch / base - 1
+    z = noise_weights(n, batch, base, seeded()).double()
+    x = (z - 1) / sqrt(variance)
+    within = 4 / sqrt(n)  # four standard errors, times each moment's own deviation
+    assert abs(x.mean()) < within
+    assert abs(x.square().mean() - 1) < within * sqrt(2)
+    assert abs(x.pow(3).mean()) < within * sqrt(15)
+    assert abs(x.pow(4).mean() - 3) < within * sqrt(96)
+    assert abs((x[1:] * x[:-1]).mean()) < within
+
+
+def test_the_base_batch_has_no_noise():
+    assert noise_weights(5, 128, 128, seeded()).equal(torch.ones(5))
+
+
+def test_the_generator_alone_decides_the_weights():
+    draw = seeded()
+    first, second = (noise_weights(100, 256, 128, draw) for _ in range(2))
+    assert noise_weights(100, 256, 128, seeded()).equal(first)
+    assert not first.equal(second)
+    assert not noise_weights(100, 256, 128, seeded(1)).equal(first)
+
+
+def test_noise_cannot_be_taken_away_from_a_batch_below_the_base():
+    with pytest.raises(InputError, match=r"^batch: 64 is below base_batch 128"):
+        noise_weights(5, 64, 128, seeded())

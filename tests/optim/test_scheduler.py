@@ -1,0 +1,118 @@
+"""The scheduler drives a real optimizer: every rate before the exact update it is meant for."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from ghostbatch.optim import Regime, RegimeScheduler
+
+# 50 samples at 8: epoch 3 is update 18.75, so 19; epoch 5 is 31.25, so 31; epoch 7 is 43.75, so 44.
+REGIME = Regime(
+    lr=0.2, epochs=8, drops=((3, 0.1), (5, 0.02, 0.0), (7, 0.01, 0.3)), weight_decay=0.1, warmup=0.5
+)
+SIZES = {"samples_per_epoch": 50, "batch": 8}
+UPDATES = 50
+
+
+def start(groups=({},), *, regime=REGIME, **defaults):
+    weights = [nn.Parameter(torch.tensor(1.0 + i, dtype=torch.float64)) for i in range(len(groups))]
+    optimizer = torch.optim.SGD(
+        [{"params": w, **options} for w, options in zip(weights, groups, strict=True)],
+        **{"lr": 0.2, "momentum": 0.9, "weight_decay": 0.1, **defaults},
+    )
+    return weights, optimizer, RegimeScheduler(optimizer, regime, **SIZES)
+
+
+def advance(weights, optimizer, scheduler, updates):
+    """Descend w^2/2; return rate, decay and weight of every group at each update."""
+    history = []
+    for _ in range(updates):
+        used = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+        optimizer.zero_grad()
+        sum(w**2 / 2 for w in weights).backward()
+        optimizer.step()
+        scheduler.step()
+        history.append([(*rates, w.item()) for rates, w in zip(used, weights, strict=True)])
+    return history
+
+
+def test_drops_take_effect_before_the_exact_update():
+    regime = Regime(lr=0.2, epochs=8, drops=REGIME.drops, weight_decay=0.1)
+    history = [groups[0][:2] for groups in advance(*start(regime=regime), UPDATES)]
+    expected = [(0.2, 0.1)] * 19 + [(0.1, 0.1)] * 12 + [(0.02, 0.0)] * 13 + [(0.01, 0.3)] * 6
+    assert history == expected
+
+
+def test_every_update_gets_the_rates_of_the_regime_warm_up_included():
+    history = [groups[0][:2] for groups in advance(*start(), UPDATES)]
+    assert history == [REGIME.at_update(u, 50, 8) for u in range(UPDATES)]
+    assert [lr for lr, _ in history[:4]] == pytest.approx([0, 0.064, 0.128, 0.2])
+
+
+def test_momentum_survives_the_drops():
+    (w, velocity), expected = (1.0, 0.0), []
+    for update in range(UPDATES):  # SGD written out, never restarted
+        lr, decay = REGIME.at_update(update, 50, 8)
+        velocity = 0.9 * velocity + w + decay * w
+        w -= lr * velocity
+        expected.append(w)
+    actual = [groups[0][2] for groups in advance(*start(), UPDATES)]
+    assert actual == pytest.approx(expected, rel=1e-12)
+
+
+def test_groups_keep_the_ratio_of_their_rates():
+    history = advance(*start([{}, {"lr": 0.05}, {"lr": 0.6}]), UPDATES)
+    for update, groups in enumerate(history):
+        lr = REGIME.at_update(update, 50, 8).lr
+        assert [group[0] for group in groups] == pytest.approx([lr, lr / 4, lr * 3])
+
+
+def test_the_optimizers_own_rate_is_the_reference_wherever_its_group_stands():
+    _, optimizer, _ = start([{"lr": 0.05}, {}], regime=Regime(lr=0.8, epochs=8))
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.2, 0.8])
+
+
+def test_the_first_group_is_the_reference_when_none_has_the_optimizers_rate():
+    _, optimizer, _ = start([{"lr": 0.1}, {"lr": 0.05}], regime=Regime(lr=0.8, epochs=8))
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.8, 0.4])
+
+
+def test_groups_without_weight_decay_stay_without():
+    history = advance(*start([{}, {"weight_decay": 0}]), UPDATES)
+    assert {groups[1][1] for groups in history} == {0}
+    assert {groups[0][1] for groups in history} == {0.1, 0.0, 0.3}
+
+
+@pytest.mark.parametrize("stop", [0, 1, 18, 19, 30, 31, 37, 44, 49])
+@pytest.mark.parametrize("optimizer_first", [True, False])
+def test_a_run_resumed_in_the_middle_continues_identically(stop, optimizer_first):
+    groups = [{}, {"lr": 0.05}, {"weight_decay": 0}]
+    whole = advance(*start(groups), UPDATES)
+    weights, optimizer, scheduler = start(groups)
+    advance(weights, optimizer, scheduler, stop)
+    file = io.BytesIO()
+    torch.save([weights, optimizer.state_dict(), scheduler.state_dict()], file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+
+    weights, optimizer, scheduler = start(groups)
+    with torch.no_grad():
+        for w, old in zip(weights, saved[0], strict=True):
+            w.copy_(old)
+    parts = [(optimizer, saved[1]), (scheduler, saved[2])]
+    for part, state in parts if optimizer_first else parts[::-1]:
+        part.load_state_dict(state)
+    assert scheduler.get_last_lr() == [group[0] for group in whole[stop]]
+    assert advance(weights, optimizer, scheduler, UPDATES - stop) == whole[stop:]
+
+
+def test_a_scheduler_built_on_a_restored_optimizer_still_knows_which_groups_decay():
+    weights, optimizer, scheduler = start()
+    advance(weights, optimizer, scheduler, 35)  # weight decay is 0 here and comes back at 44
+    state = scheduler.state_dict()
+    restored = RegimeScheduler(optimizer, REGIME, **SIZES)
+    restored.load_state_dict(state)
+    history = advance(weights, optimizer, restored, UPDATES - 35)
+    assert [groups[0][1] for groups in history] == [0.0] * 9 + [0.3] * 6

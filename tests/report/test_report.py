@@ -1,0 +1,126 @@
+"""The report says what the run folders hold, and needs nothing else."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from statistics import mean, stdev
+
+import pytest
+
+from ghostbatch import train
+from ghostbatch.errors import InputError
+from ghostbatch.report import write_report
+from ghostbatch.report.runs import group_runs, read_runs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A study in miniature: two columns, two seeds, one cell unfinished and one diverged."""
+    from ghostbatch import Recipe, Regime  # noqa: PLC0415
+
+    out = tmp_path_factory.mktemp("runs") / "mini"
+    regime = Regime(lr=0.05, epochs=0.128, drops=((0.096, 0.005),))
+    small = Recipe(model="f1", data="digits", batch=32, base_batch=32, regime=regime)
+    for column, recipe in {"+GBN": replace(small, ghost=16), "SB": small}.items():
+        for seed in (0, 1):
+            train(replace(recipe, seed=seed), out=out / "f1-digits" / column / f"seed-{seed}")
+    (out / "f1-digits" / "+GBN" / "seed-1" / "summary.json").unlink()
+    hot = replace(small, seed=2, clip=None, regime=replace(regime, lr=1e25, drops=()))
+    train(hot, out=out / "f1-digits" / "SB" / "seed-2")
+    return out
+
+
+class Page(HTMLParser):
+    """Collects the cells of tables and everything that a browser would fetch."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.fetched, self._cell = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+        self._cell = tag in ("td", "th")
+        self.fetched += [
+            v for k, v in attrs if k in ("src", "href") and v and not v.startswith("#")
+        ]
+        self.fetched += [tag] * (tag in ("script", "link", "iframe"))
+
+    def handle_data(self, data):
+        if self._cell and data.strip():
+            self.rows[-1].append(data.strip())
+
+
+def test_the_table_holds_mean_and_deviation_over_finished_seeds(folder):
+    page, _ = write_report(folder)
+    rows = {row[0]: row for row in reversed(Page(page.read_text()).rows) if row}  # first table
+    accuracies = [
+        json.loads((folder / "f1-digits" / "SB" / f"seed-{s}" / "summary.json").read_text())[
+            "accuracy"
+        ]
+        for s in (0, 1)
+    ]
+    assert rows["SB"][1:7] == [
+        f"{mean(accuracies):.1f} ± {stdev(accuracies):.1f}",
+        *("2", "32", "plain", "16", "0.128"),
+    ]
+    assert rows["+GBN"][2:5] == ["1", "32", "2"]  # one seed has no deviation
+
+
+def test_what_is_unfinished_or_diverged_is_said(folder):
+    _, (table,) = write_report(folder)
+    assert table.notes == ["SB: 1 of 3 diverged", "+GBN: 1 of 2 not finished"]
+
+
+def test_columns_stand_in_the_papers_order(folder):
+    assert [group.column for group in group_runs(read_runs(folder))] == ["SB", "+GBN"]
+
+
+def test_the_page_fetches_nothing(folder):
+    page, _ = write_report(folder)
+    text = page.read_text()
+    assert Page(text).fetched == []
+    assert not re.search(r"url\((?!#)", text)
+    assert "@import" not in text
+
+
+def test_the_page_is_made_for_phones_and_the_dark(folder):
+    text = write_report(folder)[0].read_text()
+    assert 'name="viewport"' in text
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("<svg") == 3
+    assert "currentColor" in text
+    assert "#010203" not in text
+
+
+def test_figures_lie_beside_the_page_as_svg_and_png(folder):
+    write_report(folder)
+    for name in ("error-by-update", "error-by-epoch", "distance"):
+        assert (folder / "figures" / f"{name}.svg").read_text().lstrip().startswith("<?xml")
+        assert (folder / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_distance_caption_gives_the_slope_of_its_fit(folder):
+    text = write_report(folder)[0].read_text()
+    assert re.search(r"slope b with its standard error: SB \d+\.\d+ ± \d+\.\d+; \+GBN", text)
+
+
+def test_making_the_page_again_gives_the_same_page(folder):
+    page, _ = write_report(folder)
+    first = page.read_bytes()
+    assert write_report(folder)[0].read_bytes() == first
+
+
+def test_a_single_run_has_a_report_too(tmp_path, tiny):
+    train(tiny, out=tmp_path / "alone")
+    _, (table,) = write_report(tmp_path / "alone")
+    assert table.title == "f1-digits"
+    assert table.lines[0][0] == "run"
+
+
+def test_a_folder_without_runs_is_refused_and_left_empty(tmp_path):
+    with pytest.raises(InputError, match=r"^folder: .* holds no runs"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,137 @@
+"""Studies that are killed for real, at random moments, and run again."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COLUMNS = ("SB", "+GBN")
+
+
+def command(out: Path) -> list[str]:
+    flags = ["--columns", ",".join(COLUMNS), "--seeds", "0", "--jobs", "2"]
+    return [
+        *(sys.executable, "-m", "ghostbatch", "study", "quick", "--out", str(out)),
+        *(*flags, "--device", "cpu", "--checkpoint-seconds", "0.3"),
+    ]
+
+
+def start(out: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(command(out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def workers_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in children.read_text().split()] if children.exists() else []
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has died and waits to be noticed does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def run_to_the_end(out: Path) -> str:
+    done = subprocess.run(command(out), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The study without any interruption."""
+    out = tmp_path_factory.mktemp("whole")
+    run_to_the_end(out)
+    return out
+
+
+def kill_at(out: Path, how: signal.Signals, after: float) -> None:
+    """Start the study, send it a signal, and see that it and its workers are gone."""
+    study = start(out)
+    time.sleep(after)
+    workers = workers_of(study.pid)
+    study.send_signal(how)
+    _, stderr = study.communicate(timeout=20)
+    if study.returncode != 0:  # it may have been through already
+        expected = {
+            signal.SIGKILL: -9,
+            signal.SIGTERM: 143,
+            signal.SIGINT: 130,
+        }
+        assert study.returncode == expected[how], stderr
+        assert "Traceback" not in stderr
+    deadline = time.monotonic() + 5
+    while any(alive(worker) for worker in workers):
+        assert time.monotonic() < deadline, "a worker outlived its study"
+        time.sleep(0.02)
+
+
+def assert_same(out: Path, whole: Path, outcome) -> None:
+    for column in COLUMNS:
+        cell = Path("f1-digits") / column / "seed-0"
+        assert outcome(out / cell) == outcome(whole / cell), column
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_study_continues_and_ends_bit_identical(how, whole, tmp_path, outcome):
+    dice = random.Random(how)  # noqa: S311 (no secret)
+    kill_at(tmp_path, how, after=3.5 + 2 * dice.random())
+    table = run_to_the_end(tmp_path)
+    assert_same(tmp_path, whole, outcome)
+    assert "report: " in table
+
+
+@pytest.mark.slow
+def test_a_study_killed_thirty_times_ends_bit_identical(whole, tmp_path, outcome):
+    dice = random.Random(1)  # noqa: S311 (no secret)
+    kills = 0
+    for attempt in range(30):
+        out = tmp_path / str(attempt // 5)
+        how = dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        kill_at(out, how, after=6 * dice.random())
+        kills += 1
+    for out in tmp_path.iterdir():
+        run_to_the_end(out)
+        assert_same(out, whole, outcome)
+    assert kills == 30
+
+
+def test_ended_cells_are_kept_as_they_are(whole):
+    cell = whole / "f1-digits" / "SB" / "seed-0"
+    before = {path.name: path.stat().st_mtime_ns for path in cell.iterdir()}
+    began = time.monotonic()
+    run_to_the_end(whole)
+    assert {path.name: path.stat().st_mtime_ns for path in cell.iterdir()} == before
+    assert time.monotonic() - began < 20
+
+
+def test_two_studies_on_one_folder_do_not_mix(tmp_path):
+    first = start(tmp_path)
+    while not workers_of(first.pid):
+        time.sleep(0.05)
+    second = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
+    first.kill()
+    first.communicate()
+    assert second.returncode == 2
+    assert second.stderr.count("\n") == 1
+    assert "is in use by another process; wait or choose another" in second.stderr
+
+
+def test_a_worker_that_dies_is_reported_and_its_cell_continues(tmp_path, whole, outcome):
+    study = start(tmp_path)
+    while not (workers := workers_of(study.pid)):
+        time.sleep(0.05)
+    time.sleep(2.5)
+    os.kill(workers[0], signal.SIGKILL)
+    _, stderr = study.communicate(timeout=20)
+    assert study.returncode == 1
+    assert "died; run the same command again to continue" in stderr
+    run_to_the_end(tmp_path)
+    assert_same(tmp_path, whole, outcome)

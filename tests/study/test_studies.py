@@ -1,0 +1,65 @@
+"""The declared studies say what the paper says."""
+
+from dataclasses import fields
+
+import pytest
+
+from ghostbatch import Recipe
+from ghostbatch.errors import InputError
+from ghostbatch.study import RECIPES, STUDIES, find_recipe, find_study
+
+
+def changed(before, after):
+    names = (field.name for field in fields(Recipe))
+    return {n: getattr(after, n) for n in names if getattr(before, n) != getattr(after, n)}
+
+
+def test_each_column_is_the_one_before_plus_one_change():
+    cells = {cell.column: cell.recipe for cell in find_study("quick").cells(seeds=[0])}
+    sb, lb, lr, gbn, ra = (cells[name] for name in ("SB", "LB", "+LR", "+GBN", "+RA"))
+    assert sb == find_recipe("f1-digits")
+    assert changed(sb, lb) == {"batch": 1024}
+    assert changed(lb, lr) == {"lr_rule": "sqrt"}
+    assert changed(lr, gbn) == {"ghost": 32}
+    assert changed(gbn, ra) == {"hold": "updates"}
+
+
+def test_ra_has_the_updates_of_sb_and_the_others_its_epochs():
+    plans = {cell.column: cell.plan for cell in find_study("quick").cells(seeds=[0])}
+    assert plans["+RA"].updates == plans["SB"].updates == 500
+    assert plans["+RA"].drop_updates == plans["SB"].drop_updates == (250, 375)
+    for column in ("LB", "+LR", "+GBN"):
+        assert plans[column].updates == 16
+        assert plans[column].seen.epochs == plans["SB"].seen.epochs == 4
+
+
+def test_the_longest_cells_come_first():
+    cells = find_study("quick").cells()
+    assert len(cells) == 15
+    assert [cell.column for cell in cells[:3]] == ["+RA"] * 3
+    assert [cell.recipe.seed for cell in cells[:3]] == [0, 1, 2]
+
+
+def test_a_study_can_be_cut_to_some_columns_and_seeds():
+    cells = find_study("quick").cells(["SB", "+LR"], [7])
+    assert {(cell.column, cell.recipe.seed) for cell in cells} == {("SB", 7), ("+LR", 7)}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_named_recipe_has_a_plan_and_a_docstring_with_its_command(name):
+    find_recipe(name).plan(4000)
+    assert f"ghostbatch train {name}" in (RECIPES[name].__doc__ or "")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_has_a_docstring_with_its_command(name):
+    assert f"ghostbatch study {name}" in (STUDIES[name].__doc__ or "")
+
+
+def test_unknown_names_are_refused_with_those_that_exist():
+    with pytest.raises(InputError, match=r"^study: 'slow' is unknown; choose one of quick"):
+        find_study("slow")
+    with pytest.raises(InputError, match=r"^recipe: 'f9' is unknown; choose one of f1-digits"):
+        find_recipe("f9")
+    with pytest.raises(InputError, match=r"^columns: '\+XX' is unknown; choose from SB, LB"):
+        find_study("quick").cells(["SB", "+XX"])

@@ -1,0 +1,22 @@
+"""Every example in a docstring of the package is true."""
+
+import doctest
+import pkgutil
+from importlib import import_module
+
+import pytest
+
+import ghostbatch
+
+MODULES = sorted(m.name for m in pkgutil.walk_packages(ghostbatch.__path__, "ghostbatch."))
+
+
+@pytest.mark.parametrize("name", ["ghostbatch", *MODULES])
+def test_the_examples_of_a_module_are_true(name):
+    assert doctest.testmod(import_module(name)).failed == 0
+
+
+def test_the_examples_are_found():
+    found = doctest.DocTestFinder().find(import_module("ghostbatch.optim.regime"))
+    assert sum(len(test.examples) for test in found) >= 4
+    assert "ghostbatch.ops.reference" in MODULES

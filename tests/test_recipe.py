@@ -1,0 +1,166 @@
+"""A recipe and its plan: what is held, what is scaled, what is refused."""
+
+import json
+from dataclasses import FrozenInstanceError, replace
+from fractions import Fraction
+from math import nan, sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ghostbatch import Recipe, Regime
+from ghostbatch.errors import InputError
+
+REGIME = Regime(lr=0.1, epochs=200, drops=((81, 0.01), (122, 1e-3), (164, 1e-4)))
+SMALL = Recipe(model="f1", data="digits", batch=128, base_batch=128, regime=REGIME)
+SIZES = [
+    (50_000, 4096, 128),
+    (60_000, 4096, 128),
+    (1_281_167, 8192, 128),
+    (4_000, 1000, 32),
+    (4_001, 997, 31),
+    (101, 100, 7),
+    (10, 3, 7),
+]
+
+
+def small(base):
+    return replace(SMALL, batch=base, base_batch=base)
+
+
+def half_up(epoch, samples, batch):
+    return (2 * epoch * samples + batch) // (2 * batch)
+
+
+@pytest.mark.parametrize(("samples", "batch", "base"), SIZES)
+def test_regime_adaptation_has_the_updates_and_drops_of_the_small_batch(samples, batch, base):
+    expected = small(base).plan(samples)
+    adapted = small(base).large(batch, ghost=None).plan(samples)
+    assert expected.updates == adapted.updates == half_up(200, samples, base)
+    drops = tuple(half_up(epoch, samples, base) for epoch in (81, 122, 164))
+    assert expected.drop_updates == adapted.drop_updates == drops
+
+
+@given(st.integers(2, 10**6), st.integers(2, 10**4), st.integers(2, 10**4), st.data())
+def test_small_batch_and_regime_adaptation_agree_for_any_sizes(samples, batch, base, data):
+    batch, base = min(batch, samples), min(base, samples)
+    tenths = data.draw(st.sets(st.integers(1, 1999), max_size=4))
+    regime = Regime(lr=0.1, epochs=200, drops=tuple((t / 10, 0.01) for t in sorted(tenths)))
+    recipe = replace(small(base), regime=regime)
+    first, second = recipe.plan(samples), recipe.large(batch, ghost=None).plan(samples)
+    assert (first.updates, first.drop_updates) == (second.updates, second.drop_updates)
+
+
+@pytest.mark.parametrize(("samples", "batch", "base"), SIZES)
+def test_without_regime_adaptation_the_epochs_are_held(samples, batch, base):
+    plan = replace(small(base), batch=batch).plan(samples)
+    assert plan.updates == half_up(200, samples, batch)
+    assert plan.drop_updates == tuple(half_up(epoch, samples, batch) for epoch in (81, 122, 164))
+    assert abs(plan.epoch(plan.updates) - 200) <= batch / samples / 2
+    assert plan.seen == REGIME
+
+
+@pytest.mark.parametrize(("samples", "batch", "base"), SIZES)
+def test_regime_adaptation_sees_the_data_more_often_by_the_ratio_of_the_batches(
+    samples, batch, base
+):
+    plan = small(base).large(batch, ghost=None, lr_rule="none").plan(samples)
+    assert plan.seen.epochs == 200 * Fraction(batch, base)
+    assert [drop[1] for drop in plan.seen.drops] == [0.01, 1e-3, 1e-4]
+    assert abs(plan.epoch(plan.updates) - 200 * batch / base) <= batch / samples / 2 + 1e-9
+
+
+def test_the_rates_of_a_plan_change_at_its_drops_and_follow_the_rule():
+    for rule, factor in (("none", 1), ("sqrt", sqrt(32)), ("linear", 32)):
+        plan = SMALL.large(4096, lr_rule=rule).plan(50_000)
+        for update, before, after in zip(
+            plan.drop_updates, (0.1, 0.01, 1e-3), (0.01, 1e-3, 1e-4), strict=True
+        ):
+            assert plan.rates(update - 1).lr == pytest.approx(before * factor)
+            assert plan.rates(update).lr == pytest.approx(after * factor)
+        assert plan.rates(0).weight_decay == 1e-4
+
+
+def test_large_applies_the_papers_remedies_and_keeps_the_rest():
+    adapted = SMALL.large()
+    assert adapted == replace(SMALL, batch=4096, lr_rule="sqrt", ghost=128, hold="updates")
+    assert adapted.regime is REGIME
+    assert adapted.clip == 5.0
+
+
+@pytest.mark.parametrize(("batch", "ghost", "ghosts"), [(4096, 128, 32), (100, 32, 3), (96, 96, 1)])
+def test_a_plan_counts_its_ghosts(batch, ghost, ghosts):
+    assert SMALL.large(batch, ghost=ghost).plan(5000).ghosts == ghosts
+    assert SMALL.large(batch, ghost=None).plan(5000).ghosts == 1
+
+
+@pytest.mark.parametrize(
+    "regime",
+    [
+        REGIME,
+        Regime(lr=0.1, epochs=0.7, drops=((0.1, 0.01, 0.0), (0.3, 0.001))),
+        Regime(
+            lr=0.1,
+            epochs=Fraction(50, 3),
+            drops=((Fraction(7, 3), 0.01), (4, 1e-3, 0.0), (5.5, 1e-4)),
+            warmup=Fraction(1, 7),
+        ),
+    ],
+)
+def test_a_recipe_survives_json_exactly(regime):
+    recipe = replace(
+        SMALL.large(1000, ghost=50), regime=regime, noise=True, clip=None, running="mean", seed=3
+    )
+    back = Recipe.from_dict(json.loads(json.dumps(recipe.as_dict())))
+    assert back == recipe
+    assert hash(back) == hash(recipe)
+    assert back.plan(4001) == recipe.plan(4001)
+
+
+def test_a_recipe_is_frozen_and_keyword_only():
+    with pytest.raises(FrozenInstanceError):
+        SMALL.batch = 64
+    with pytest.raises(TypeError, match="positional"):
+        Recipe("f1", "digits", 128, 128, REGIME)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("model", {"model": "f2"}),
+        ("data", {"data": "letters"}),
+        ("batch", {"batch": 1}),
+        ("batch", {"batch": -128}),
+        ("base_batch", {"base_batch": 0}),
+        ("ghost", {"ghost": 1}),
+        ("ghost", {"ghost": 129}),
+        ("lr_rule", {"lr_rule": "cubic"}),
+        ("running", {"running": "median"}),
+        ("hold", {"hold": "seconds"}),
+        ("precision", {"precision": "fp8"}),
+        ("clip", {"clip": 0.0}),
+        ("clip", {"clip": -5.0}),
+        ("clip", {"clip": nan}),
+        ("noise", {"noise": True, "batch": 64}),
+    ],
+)
+def test_a_bad_field_is_refused_in_one_line_that_names_it(field, changes):
+    with pytest.raises(InputError) as raised:
+        replace(SMALL, **changes)
+    assert raised.value.field == field
+    assert str(raised.value).startswith(f"{field}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_batch_above_the_training_set_is_refused_by_the_plan():
+    with pytest.raises(InputError, match=r"^batch: 128 is above the 127 training samples"):
+        SMALL.plan(127)
+    assert SMALL.plan(128).updates == 200
+
+
+def test_a_run_without_a_whole_update_is_refused_by_the_plan():
+    recipe = replace(SMALL, regime=Regime(lr=0.1, epochs=0.1))
+    with pytest.raises(InputError, match=r"^regime\.epochs: "):
+        recipe.plan(639)  # 0.499 updates
+    assert recipe.plan(640).updates == 1
