@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ghostbatch.nn.norm import GhostBatchNorm, GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d
 from ghostbatch.ops import Running
-from ghostbatch.ops.ghost_norm import check_ghost
+from ghostbatch.ops.ghost_norm import check_options
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -30,7 +30,7 @@ def to_ghost(model: Model, ghost: int = 128, *, running: Running = "sequential")
     On a ghost layer this changes the ghost size. Subclasses of BatchNorm may add behaviour that
     would be lost, so they are left alone, with one warning that names them.
     """
-    check_ghost(ghost)
+    check_options(ghost, running)
     left_alone = []
     layers = dict(model.named_modules())
     for name, layer in layers.items():

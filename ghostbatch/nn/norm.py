@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ghostbatch.ops import Running, ghost_batch_norm
-from ghostbatch.ops.ghost_norm import check_ghost
+from ghostbatch.ops.ghost_norm import check_options
 
 
 class GhostBatchNorm(_BatchNorm):
@@ -41,7 +41,7 @@ class GhostBatchNorm(_BatchNorm):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_ghost(ghost)
+        check_options(ghost, running)
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
         )
@@ -51,10 +51,12 @@ class GhostBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.BatchNorm's name for it)
         """Normalise per ghost in training, by the running statistics in evaluation."""
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        # As nn.BatchNorm: turning track_running_stats off stops the updates, not the use.
+        moving = self.track_running_stats or not self.training
         return ghost_batch_norm(
             input,
-            self.running_mean,
-            self.running_var,
+            self.running_mean if moving else None,
+            self.running_var if moving else None,
             self.weight,
             self.bias,
             ghost=self.ghost,

@@ -1,0 +1,226 @@
+"""Forward + backward of ghost batch norm against its peers, in one run.
+
+    python benchmarks/norm_layer.py                      # this CPU, 2 threads
+    python benchmarks/norm_layer.py --device cuda        # this GPU
+    python benchmarks/norm_layer.py --json results/norm_layer/cpu.json
+
+Variants are interleaved, one call of each in turn, and medians are compared, so that a slow moment
+of the machine hits all of them. On a CPU the allocator is told to keep freed memory: otherwise the
+page faults of fresh outputs, the same for everyone, hide the rest.
+"""
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ghostbatch import GhostBatchNorm1d, GhostBatchNorm2d, __version__
+
+GHOST = 128
+Case = tuple[tuple[int, ...], torch.dtype, str]
+
+CPU_CASES: list[Case] = [
+    ((2048, 64, 8, 8), torch.float32, "contiguous"),
+    ((2048, 64, 8, 8), torch.float32, "channels_last"),
+    ((1024, 16, 32, 32), torch.float32, "contiguous"),
+    ((1024, 16, 32, 32), torch.float32, "channels_last"),
+    ((4096, 512), torch.float32, "contiguous"),
+]
+GPU_CASES: list[Case] = [
+    ((4096, 16, 32, 32), torch.bfloat16, "channels_last"),
+    ((4096, 16, 32, 32), torch.bfloat16, "contiguous"),
+    ((4096, 32, 16, 16), torch.bfloat16, "channels_last"),
+    ((4096, 64, 8, 8), torch.bfloat16, "channels_last"),
+    ((4096, 64, 32, 32), torch.bfloat16, "channels_last"),
+    ((4096, 256, 8, 8), torch.bfloat16, "channels_last"),
+    ((4096, 64, 32, 32), torch.float32, "channels_last"),
+]
+
+
+def main() -> None:
+    """Measure, print the table, and write JSON if asked."""
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--threads", type=int, default=2)
+    options.add_argument("--repeats", type=int, default=31)
+    options.add_argument(
+        "--no-compile", action="store_true", help="leave out what torch.compile makes"
+    )
+    options.add_argument("--json", type=Path, help="write the figures here too")
+    chosen = options.parse_args()
+    device = torch.device(chosen.device)
+    torch.set_num_threads(chosen.threads)
+    if device.type == "cpu":
+        keep_freed_memory()
+    results = []
+    for case in CPU_CASES if device.type == "cpu" else GPU_CASES:
+        results.append(measure(case, device, chosen.repeats, compiled=not chosen.no_compile))
+        print(show(results[-1]), flush=True)
+    if chosen.json:
+        report = {"hardware": hardware(device), **versions(), "ghost": GHOST, "results": results}
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        chosen.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> dict[str, Any]:
+    """Median milliseconds of every variant on one shape."""
+    shape, dtype, layout = case
+    x = torch.randn(shape, device=device, dtype=dtype)
+    if layout == "channels_last":
+        x = x.to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    dy = torch.randn_like(x)
+    layers = {name: layer.to(device) for name, layer in variants(shape, compiled)}
+    times: dict[str, list[float]] = {name: [] for name in layers}
+    for turn in range(repeats + 3):
+        for name, layer in layers.items():
+            spent = clock(lambda layer=layer: layer(x).backward(dy), device)  # type: ignore[misc]
+            x.grad = None
+            layer.zero_grad()
+            if turn >= 3:  # the first turns warm up
+                times[name].append(spent)
+    return {
+        "shape": list(shape),
+        "dtype": str(dtype).removeprefix("torch."),
+        "layout": layout,
+        "milliseconds": {name: round(median(spent), 4) for name, spent in times.items()},
+        **({"limit": round(limit(x), 4)} if device.type == "cuda" else {}),
+    }
+
+
+def variants(shape: tuple[int, ...], compiled: bool) -> Iterator[tuple[str, nn.Module]]:
+    """Ours first, then the peers that can be had here."""
+    ours, plain = (
+        (GhostBatchNorm1d, nn.BatchNorm1d)
+        if len(shape) == 2
+        else (GhostBatchNorm2d, nn.BatchNorm2d)
+    )
+    channels = shape[1]
+    yield "ghostbatch", ours(channels, GHOST)
+    yield "BatchNorm", plain(channels)
+    yield "loop over chunks", Loop(plain(channels))
+    if compiled:
+        yield "BatchNorm compiled", torch.compile(plain(channels))
+        yield "plain code compiled", torch.compile(PlainCode(channels))
+    if len(shape) == 2 and importlib.util.find_spec("pytorch_tabnet"):
+        from pytorch_tabnet.tab_network import GBN  # noqa: PLC0415
+
+        yield "pytorch-tabnet", GBN(channels, virtual_batch_size=GHOST)
+    if importlib.util.find_spec("composer"):
+        from composer.algorithms.ghost_batchnorm import ghost_batchnorm as composer  # noqa: PLC0415
+
+        kind = composer._GhostBatchNorm1d if len(shape) == 2 else composer._GhostBatchNorm2d
+        yield "composer", kind(plain(channels), GHOST)
+
+
+class Loop(nn.Module):
+    """Ghost norm as most projects have it."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise chunk by chunk."""
+        return torch.cat([self.norm(chunk) for chunk in x.split(GHOST)])
+
+
+class PlainCode(nn.Module):
+    """Ghost norm in a few lines of tensor code, for a compiler to fuse."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise over a view by ghosts."""
+        ghosts = x.unflatten(0, (-1, GHOST))
+        dims = [d for d in range(1, ghosts.dim()) if d != 2]
+        wide = ghosts.float()
+        variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+        shape = (1, 1, -1, *(1,) * (x.dim() - 2))
+        y = (wide - mean) * torch.rsqrt(variance + 1e-5)
+        return (y * self.weight.view(shape) + self.bias.view(shape)).to(x.dtype).flatten(0, 1)
+
+
+def clock(call: Callable[[], None], device: torch.device) -> float:
+    """Milliseconds of one call."""
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end))
+    began = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - began)
+
+
+def limit(x: Tensor) -> float:
+    """Milliseconds for five passes over ``x`` at this GPU's copy bandwidth, measured now."""
+    large = torch.empty(1 << 28, dtype=torch.float32, device=x.device)
+    target = torch.empty_like(large)
+    spent = median(clock(lambda: target.copy_(large), x.device) for _ in range(10))  # type: ignore[arg-type, return-value]
+    per_byte = spent / (2 * large.numel() * large.element_size())
+    return 5 * x.numel() * x.element_size() * per_byte
+
+
+def show(result: dict[str, Any]) -> str:
+    """One shape as lines of a table, with ratios to the two peers that matter."""
+    times = result["milliseconds"]
+    shape = ",".join(map(str, result["shape"]))
+    lines = [f"({shape}) {result['dtype']} {result['layout']}"]
+    for name, spent in times.items():
+        ratios = [
+            f"{spent / times[peer]:5.2f} x {peer}" for peer in ("BatchNorm", "loop over chunks")
+        ]
+        lines.append(f"  {name:<20} {spent:8.3f} ms  {'  '.join(ratios)}")
+    if "limit" in result:
+        lines.append(f"  {'limit':<20} {result['limit']:8.3f} ms")
+    return "\n".join(lines)
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to reuse memory instead of returning it to the system; elsewhere nothing."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        mmap_threshold, trim_threshold = -3, -1
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, (1 << 31) - 1)
+
+
+def hardware(device: torch.device) -> str:
+    """The name of what was measured."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.split(': ')[1]}, {torch.get_num_threads()} threads"
+    return f"{platform.processor()}, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str]:
+    """What it was measured with."""
+    return {
+        "ghostbatch": __version__,
+        "torch": torch.__version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""Ghost norm in plain tensor code, for any device: the fast twin of `reference` without kernels.
+
+A ghost is small. Its statistics are taken and used while it is still in the cache, which is how
+this keeps up with, and for contiguous images beats, PyTorch's own batch norm on a CPU.
+
+Shapes: K ghosts, G samples of a ghost, C channels, S pixels, R = G S rows.
+Two layouts are worked on as they are; anything else is copied into the nearer one first:
+    rows    x_KRC   channels innermost: (N, C) inputs and channels_last
+    planes  x_KGCS  pixels innermost: contiguous images
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ghostbatch.ops.reference import ghost_sizes
+
+WAVE = 1 << 20
+"""Values worked on at a time on a CPU: in fp32, 4 MB and as much of scratch space."""
+
+NATIVE = 1 << 17
+"""Values of a ghost from which PyTorch's own CPU kernel outweighs the cost of calling it."""
+
+
+class Statistics(NamedTuple):
+    """Per ghost and channel, (K, C), in fp32 or better: the parts of one (3, K, C) tensor."""
+
+    mean: Tensor
+    invstd: Tensor
+    """1 / sqrt(biased variance + eps)."""
+    variance: Tensor
+    """Unbiased, for the running statistics."""
+
+
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    """fp32 for half-precision inputs, else the input's own."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, ghost: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Normalise each ghost of ``x`` by its own statistics; return both.
+
+    The result has the layout of ``x``; the other tensor holds the `Statistics`.
+    """
+    y = torch.empty_like(x)
+    dense, out = _workable(x, y)
+    sizes = ghost_sizes(x.shape[0], ghost)
+    table = x.new_zeros(3, len(sizes), x.shape[1], dtype=statistics_dtype(x))
+    scale, shift = (
+        torch.full_like(table[0, 0], default) if p is None else p.to(table.dtype)
+        for p, default in ((weight, 1.0), (bias, 0.0))
+    )
+    native = _is_large(dense, sizes) and _in_rows(dense)
+    normalise = _forward_native if native else _forward_wave
+    for x_wave, y_wave, *part in _waves((dense, out), table.unbind(), sizes, native):
+        normalise(x_wave, y_wave, Statistics(*part), scale, shift, eps)
+    if out is not y:
+        y.copy_(out)
+    return y, table
+
+
+def backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, statistics: Tensor, ghost: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the input, and of weight and bias (2, C), given that of the output.
+
+    With xhat = (x - mean) invstd and means over the ghost,
+    dx = weight invstd (dy - mean(dy) - xhat mean(dy xhat)).
+    """
+    mean, invstd, _ = statistics
+    dx = torch.empty_like(x)
+    dense, out = _workable(x, dx)
+    dy = _as_dense_as(dense, dy)
+    sizes = ghost_sizes(x.shape[0], ghost)
+    sums = torch.empty_like(statistics[:2])  # of dy xhat, and of dy
+    gain = invstd if weight is None else weight.to(mean.dtype) * invstd
+    native = _is_large(dense, sizes)
+    differentiate = _backward_native if native else _backward_wave
+    for wave in _waves((dense, dy, out), (mean, invstd, gain, *sums), sizes, native):
+        differentiate(*wave)
+    if out is not dx:
+        dx.copy_(out)
+    return dx, sums.sum(1)
+
+
+# ------------------------------------------------------------------------------- one wave at a time
+
+
+def _forward_wave(
+    x: Tensor, y: Tensor, part: Statistics, scale: Tensor, shift: Tensor, eps: float
+) -> None:
+    """Mean, then the variance about it, then the result: three passes over a wave in the cache."""
+    count = x[0].numel() // part.mean.shape[1]
+    torch.div(_sum(x, part.mean.dtype), count, out=part.mean)
+    centred = torch.empty_like(x, dtype=part.mean.dtype)
+    torch.sub(x, _spread(part.mean, x), out=centred)
+    squares = torch.mul(centred, centred, out=y if y.dtype == centred.dtype else None)
+    variance = _sum(squares, part.mean.dtype).div_(count)
+    torch.mul(variance, count / (count - 1), out=part.variance)
+    torch.rsqrt(variance.add_(eps), out=part.invstd)
+    _affine(centred, scale * part.invstd, shift.unsqueeze(0), out=y)
+
+
+def _backward_wave(
+    x: Tensor,
+    dy: Tensor,
+    dx: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    gain: Tensor,
+    dot: Tensor,
+    total: Tensor,
+) -> None:
+    """The sums ``dot`` of dy xhat and ``total`` of dy; then dx, a multiple of x plus one of dy."""
+    count = x[0].numel() // mean.shape[1]
+    centred = torch.empty_like(x, dtype=mean.dtype)
+    torch.sub(x, _spread(mean, x), out=centred)
+    products = torch.mul(centred, dy, out=dx if dx.dtype == centred.dtype else None)
+    torch.mul(_sum(products, mean.dtype), invstd, out=dot)
+    total.copy_(_sum(dy, mean.dtype))
+    slope, level = (gain * invstd).mul_(dot).div_(-count), (gain * total).div_(-count)
+    wide = dx if dx.dtype == centred.dtype else centred
+    _affine(centred, slope, level, out=wide)
+    wide.addcmul_(dy, _spread(gain, x))
+    if wide is not dx:
+        dx.copy_(wide)
+
+
+def _affine(x: Tensor, slope: Tensor, level: Tensor, out: Tensor) -> None:
+    """``out = x slope + level`` per ghost and channel, the faster way for the layout."""
+    if x.dim() == 3:
+        torch.addcmul(_spread(level, x), x, _spread(slope, x), out=out)
+    else:
+        torch.mul(x, _spread(slope, x), out=out).add_(_spread(level, x))
+
+
+def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Over a ghost: (K, C)."""
+    return x.sum(1, dtype=dtype) if x.dim() == 3 else x.sum((1, 3), dtype=dtype)
+
+
+def _spread(values_KC: Tensor, like: Tensor) -> Tensor:
+    """Make (K, C) broadcast over rows or planes."""
+    return values_KC.unsqueeze(1) if like.dim() == 3 else values_KC[:, None, :, None]
+
+
+# --------------------------------------------------------- large ghosts on a CPU: PyTorch's kernels
+
+
+def _is_large(x: Tensor, sizes: tuple[int, ...]) -> bool:
+    """Whether PyTorch's own CPU kernels, called ghost by ghost, are worth their calls."""
+    exact = x.dtype in (torch.float32, torch.float64)
+    return x.device.type == "cpu" and exact and sizes[0] * x[0].numel() >= NATIVE
+
+
+def _forward_native(
+    x_KRC: Tensor, y_KRC: Tensor, part: Statistics, scale: Tensor, shift: Tensor, eps: float
+) -> None:
+    """Let PyTorch write each ghost's result into its place.
+
+    With momentum 1 its "running" statistics are the ghost's own, unbiased variance included.
+    """
+    unused = torch.zeros_like(scale)
+    for x, y, mean, invstd, variance in zip(
+        _as_images(x_KRC), _as_images(y_KRC), *part, strict=True
+    ):
+        arguments = (x, scale, shift, unused, variance, True, 1.0, eps)
+        torch.native_batch_norm(*arguments, out=(y, mean, invstd))
+
+
+def _backward_native(
+    x: Tensor,
+    dy: Tensor,
+    dx: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    gain: Tensor,
+    dot: Tensor,
+    total: Tensor,
+) -> None:
+    """As `_backward_wave`, ghost by ghost, with the sums taken by PyTorch.
+
+    To PyTorch they are the gradients of a weight of one and of a bias. Its own dx would have to be
+    copied into its place, which costs more than to compute it there.
+    """
+    count = x[0].numel() // mean.shape[1]
+    ones = torch.ones_like(mean[0])
+    slopes, levels = gain * invstd / -count, gain / -count
+    tables = (t.split(1) for t in (x, dy, dx, gain, slopes, levels))
+    images = (_as_images(x), _as_images(dy), mean, invstd)
+    found = []
+    for x_image, dy_image, m, i, x_k, dy_k, dx_k, gain_k, slope, level in zip(
+        *images, *tables, strict=True
+    ):
+        arguments = (dy_image, x_image, ones, None, None, m, i, True, 0.0, [False, True, True])
+        _, *sums = torch.ops.aten.native_batch_norm_backward.default(*arguments)
+        slope.mul_(sums[0])
+        level.mul_(sums[1]).addcmul_(slope, m, value=-1)  # x is not centred here
+        _affine(x_k, slope, level, out=dx_k)
+        dx_k.addcmul_(dy_k, _spread(gain_k, x_k))
+        found.append(sums)
+    for table, column in zip((dot, total), zip(*found, strict=True), strict=True):
+        torch.stack(column, out=table)
+
+
+def _as_images(x: Tensor) -> tuple[Tensor, ...]:
+    """Each ghost as a batch of images: one of R pixels in channels_last, or G contiguous ones."""
+    images = x.transpose(1, 2).unsqueeze(-1) if x.dim() == 3 else x.flatten(0, 1).unsqueeze(-1)
+    return images.split(len(images) // len(x))  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------ layouts
+
+
+def _workable(x: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
+    """``x`` and a place for the result, both dense and in rows or in planes."""
+    if x.stride() == result.stride() and (x.is_contiguous() or _in_rows(x)):
+        return x, result
+    if _in_rows(result) or result.is_contiguous():  # x is a slice: its copy can be laid out so
+        return torch.empty_like(result).copy_(x), result
+    return x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _as_dense_as(model: Tensor, x: Tensor) -> Tensor:
+    return x if x.stride() == model.stride() else torch.empty_like(model, dtype=x.dtype).copy_(x)
+
+
+def _in_rows(x: Tensor) -> bool:
+    return x.movedim(1, -1).is_contiguous()
+
+
+def _waves(
+    batches: tuple[Tensor, ...],
+    tables: tuple[Tensor, ...],
+    sizes: tuple[int, ...],
+    all_at_once: bool,
+) -> Iterator[tuple[Tensor, ...]]:
+    """Ghosts of one size that fit the cache together: their views of batches and (K, C) tables.
+
+    With ``all_at_once`` those of one size come in one wave: native code goes ghost by ghost anyway.
+    """
+    first = batches[0]
+    count, ghost = len(sizes), sizes[0]
+    even = count if sizes[-1] == ghost else count - 1  # the last ghost may be of another size
+    values = ghost * first[0].numel()
+    step = count if all_at_once or first.device.type != "cpu" else max(1, WAVE // values)
+    for start, stop in pairwise([*dict.fromkeys((0, even, count))]):
+        samples = slice(start * ghost, stop * ghost if stop < count else None)
+        views = [_ghosts(batch[samples], stop - start) for batch in batches]
+        views += [table[start:stop] for table in tables]
+        yield from zip(*(view.split(step) for view in views), strict=True)
+
+
+def _ghosts(x: Tensor, count: int) -> Tensor:
+    """View some samples as ``count`` ghosts, in rows or in planes."""
+    if _in_rows(x):
+        return x.movedim(1, -1).view(count, -1, x.shape[1])
+    return x.view(count, x.shape[0] // count, x.shape[1], -1)
