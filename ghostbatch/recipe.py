@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from math import isfinite
 from typing import Any, Literal, get_args
 
 from ghostbatch.data import DATASETS
@@ -69,6 +70,8 @@ class Recipe:
         _choose("precision", self.precision, get_args(Precision))
         for field in ("batch", "base_batch", "ghost"):
             size = getattr(self, field)
+            if size is not None and not isinstance(size, int):
+                raise InputError(field, f"{size!r} is no whole number", "give a number of samples")
             if size is not None and size < 2:
                 raise InputError(field, f"{size} is below 2", "use 2 or more samples")
         if self.ghost is not None and self.ghost > self.batch:
@@ -79,8 +82,8 @@ class Recipe:
             raise InputError(
                 "noise", f"batch {self.batch} is below base_batch {self.base_batch}", "turn it off"
             )
-        if self.clip is not None and not self.clip > 0:
-            raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
+        if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
+            raise InputError("clip", f"{self.clip} is no norm", "use None to turn it off")
 
     def large(
         self,

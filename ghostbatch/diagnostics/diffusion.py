@@ -11,6 +11,9 @@ from ghostbatch.errors import InputError
 
 Array = NDArray[np.float64]
 
+LOWEST, HIGHEST = 0.05, 10.0
+"""Exponents that are tried."""
+
 
 @dataclass(frozen=True)
 class DiffusionFit:
@@ -23,7 +26,7 @@ class DiffusionFit:
     """a of d = a + b ln t."""
     intercept_stderr: float
     exponent: float
-    """p of d = a + b (ln t)^p."""
+    """p of d = a + b (ln t)^p; its error is infinite where the data do not determine it."""
     exponent_stderr: float
     alpha: float
     """2 / p, the exponent of the random potential in the theory."""
@@ -43,8 +46,10 @@ def fit_diffusion(updates: Sequence[float], distances: Sequence[float]) -> Diffu
 
     """
     t, d = np.asarray(updates, dtype=float), np.asarray(distances, dtype=float)
-    if t.shape != d.shape or t.ndim != 1 or len(t) < 4:
-        raise InputError("updates", f"{t.shape} against {d.shape}", "give 4 or more pairs")
+    if t.shape != d.shape or t.ndim != 1:
+        raise InputError("updates", f"{t.shape} against {d.shape}", "give as many of both")
+    if len(np.unique(t)) < 4:
+        raise InputError("updates", "fewer than 4 different ones", "record more of them")
     if not (np.isfinite(t).all() and np.isfinite(d).all() and (t >= 1).all()):
         raise InputError("updates", "not all finite and from 1 on", "leave the others out")
 
@@ -86,7 +91,7 @@ def _solve(design: Array, d: Array, parameters: int) -> tuple[Array, float, Arra
 
 def _fit_exponent(log_t: Array, d: Array) -> tuple[float, float]:
     """P of d = a + b (ln t)^p: for each p the rest is linear, so only p is searched."""
-    low, high = 0.05, 10.0
+    low, high = LOWEST, HIGHEST
     for _ in range(40):  # a grid that closes in on the minimum
         grid = np.linspace(low, high, 21)
         best = int(np.argmin([_least_squares(log_t**p, d)[2] for p in grid]))
@@ -94,6 +99,8 @@ def _fit_exponent(log_t: Array, d: Array) -> tuple[float, float]:
         if high - low < 1e-9:
             break
     p = float(grid[best])
+    if not LOWEST < p < HIGHEST:
+        return p, float("inf")  # the data do not determine it
     _, b = _least_squares(log_t**p, d)[0]
     log_log = np.log(np.where(log_t > 0, log_t, 1.0))
     jacobian = np.stack([np.ones_like(log_t), log_t**p, b * log_t**p * log_log], axis=1)

@@ -38,8 +38,11 @@ class WeightDistance:
     @torch.no_grad()
     def distance(self) -> Distance:
         """The distance now, per parameter tensor and in all."""
+        if not self._parameters:
+            return Distance(0.0, {})
         moved = torch._foreach_sub(list(self._parameters.values()), list(self._start.values()))
-        norms = torch.stack([norm.double() for norm in torch._foreach_norm(moved)]).tolist()
+        dtype = torch.promote_types(moved[0].dtype, torch.float32)
+        norms = torch.stack([n.double() for n in torch._foreach_norm(moved, 2, dtype)]).tolist()
         layers = dict(zip(self._parameters, norms, strict=True))
         return Distance(sqrt(sum(norm**2 for norm in norms)), layers)
 
@@ -50,7 +53,7 @@ class WeightDistance:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Measure from the initial weights of an earlier session."""
         start: dict[str, Tensor] = state_dict["start"]
-        if start.keys() != self._start.keys():
+        if {n: t.shape for n, t in start.items()} != {n: t.shape for n, t in self._start.items()}:
             raise ValueError("the saved weights are those of another model")
         for name, tensor in self._start.items():
             tensor.copy_(start[name])

@@ -10,18 +10,21 @@ from typing import TypeVar
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ghostbatch.nn.norm import GhostBatchNorm, GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d
+from ghostbatch.nn import norm
 from ghostbatch.ops import Running
 from ghostbatch.ops.ghost_norm import check_options
 
 Model = TypeVar("Model", bound=nn.Module)
 
-GHOST_OF: dict[type[nn.Module], type[GhostBatchNorm]] = {
-    nn.BatchNorm1d: GhostBatchNorm1d,
-    nn.BatchNorm2d: GhostBatchNorm2d,
-    nn.BatchNorm3d: GhostBatchNorm3d,
+GHOST_OF: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: norm.GhostBatchNorm1d,
+    nn.BatchNorm2d: norm.GhostBatchNorm2d,
+    nn.BatchNorm3d: norm.GhostBatchNorm3d,
+    nn.LazyBatchNorm1d: norm.LazyGhostBatchNorm1d,
+    nn.LazyBatchNorm2d: norm.LazyGhostBatchNorm2d,
+    nn.LazyBatchNorm3d: norm.LazyGhostBatchNorm3d,
 }
-PLAIN_OF: dict[type[nn.Module], type[nn.Module]] = {g: plain for plain, g in GHOST_OF.items()}
+PLAIN_OF = {ghost: plain for plain, ghost in GHOST_OF.items()}
 
 
 def to_ghost(model: Model, ghost: int = 128, *, running: Running = "sequential") -> Model:

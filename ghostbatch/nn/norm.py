@@ -83,3 +83,24 @@ class GhostBatchNorm2d(GhostBatchNorm, nn.BatchNorm2d):
 
 class GhostBatchNorm3d(GhostBatchNorm, nn.BatchNorm3d):
     """Ghost batch norm over (N, C, D, H, W)."""
+
+
+class LazyGhostBatchNorm1d(nn.LazyBatchNorm1d):
+    """What `to_ghost` makes of a lazy layer: it learns its width from its first input."""
+
+    cls_to_become = GhostBatchNorm1d  # type: ignore[assignment]
+    forward = GhostBatchNorm.forward
+
+
+class LazyGhostBatchNorm2d(nn.LazyBatchNorm2d):
+    """What `to_ghost` makes of a lazy layer: it learns its width from its first input."""
+
+    cls_to_become = GhostBatchNorm2d  # type: ignore[assignment]
+    forward = GhostBatchNorm.forward
+
+
+class LazyGhostBatchNorm3d(nn.LazyBatchNorm3d):
+    """What `to_ghost` makes of a lazy layer: it learns its width from its first input."""
+
+    cls_to_become = GhostBatchNorm3d  # type: ignore[assignment]
+    forward = GhostBatchNorm.forward

@@ -4,6 +4,7 @@ Time is counted in epochs because regimes are; the exact update at which somethi
 `update_at`, in rational arithmetic, so that it never depends on how a float rounds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import floor, isfinite
@@ -67,22 +68,24 @@ class Regime:
                 "use 0 for none",
             )
         self._check_drops()
+        object.__setattr__(self, "drops", tuple(tuple(drop) for drop in self.drops))
 
     def _check_drops(self) -> None:
         before: Epochs = 0
+        remedy = "give (epoch, lr) or (epoch, lr, weight decay)"
+        if not isinstance(self.drops, Sequence):
+            raise InputError("regime.drops", f"{self.drops!r} is no sequence", remedy)
         for drop in self.drops:
-            if len(drop) not in (2, 3):
-                raise InputError(
-                    "regime.drops", f"{drop} is neither", "give (epoch, lr) or (epoch, lr, wd)"
-                )
+            if not isinstance(drop, Sequence) or len(drop) not in (2, 3):
+                raise InputError("regime.drops", f"{drop!r} is no drop", remedy)
             epoch, *rates = drop
-            for rate in rates:
+            for rate in (epoch, *rates):
                 _check_rate("regime.drops", rate)
-            if not before < epoch:
+            if not exact(before) < exact(epoch):
                 raise InputError(
                     "regime.drops", f"epoch {epoch} does not come after {before}", "sort by epoch"
                 )
-            if not epoch < self.epochs:
+            if not exact(epoch) < exact(self.epochs):
                 raise InputError(
                     "regime.drops",
                     f"epoch {epoch} is not before the end at {self.epochs}",
@@ -97,6 +100,8 @@ class Regime:
 
     def stretched(self, factor: Epochs) -> "Regime":
         """The regime with every time (drops, warm-up and length) times ``factor``."""
+        if not (isfinite(factor) and factor > 0):
+            raise InputError("factor", f"{factor} stretches nothing", "use a number above 0")
 
         def stretch(time: Epochs) -> Epochs:
             return _simplest(exact(time) * exact(factor))
@@ -150,6 +155,6 @@ def _simplest(number: Fraction) -> Epochs:
     return float(number) if exact(float(number)) == number else number
 
 
-def _check_rate(field: str, rate: float) -> None:
+def _check_rate(field: str, rate: Epochs) -> None:
     if not (isfinite(rate) and rate >= 0):
-        raise InputError(field, f"{rate} is no rate", "use a finite number, 0 or more")
+        raise InputError(field, f"{rate} is out of range", "use a finite number, 0 or more")

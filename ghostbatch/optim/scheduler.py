@@ -46,6 +46,8 @@ class RegimeScheduler(LRScheduler):
                 group["weight_decay"] = rates.weight_decay
         own = self.optimizer.defaults["lr"]
         reference = own if own in self.base_lrs else self.base_lrs[0]
+        if not reference:  # an optimizer built with lr=0 leaves the rate to the scheduler
+            return [rates.lr for _ in self.base_lrs]
         return [rates.lr * (base / reference) for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
