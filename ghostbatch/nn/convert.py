@@ -27,13 +27,14 @@ GHOST_OF: dict[type[nn.Module], type[nn.Module]] = {
 PLAIN_OF = {ghost: plain for plain, ghost in GHOST_OF.items()}
 
 
-def to_ghost(model: Model, ghost: int = 128, *, running: Running = "sequential") -> Model:
+def to_ghost(model: Model, ghost: int = 128, *, running: Running | None = None) -> Model:
     """Make every BatchNorm of ``model`` a ghost layer; return the model.
 
-    On a ghost layer this changes the ghost size. Subclasses of BatchNorm may add behaviour that
+    On a ghost layer this changes the ghost size, and how it runs its statistics if ``running`` is
+    given; a new one runs them sequentially otherwise. Subclasses of BatchNorm may add behaviour that
     would be lost, so they are left alone, with one warning that names them.
     """
-    check_options(ghost, running)
+    check_options(ghost, running or "sequential")
     left_alone = []
     layers = dict(model.named_modules())
     for name, layer in layers.items():
@@ -44,8 +45,9 @@ def to_ghost(model: Model, ghost: int = 128, *, running: Running = "sequential")
             )
     for name, layer in layers.items():
         if type(layer) in GHOST_OF or type(layer) in PLAIN_OF:
+            before: Running = getattr(layer, "running", "sequential")
             layer.__class__ = GHOST_OF.get(type(layer), type(layer))
-            layer.ghost, layer.running = ghost, running
+            layer.ghost, layer.running = ghost, running or before
         elif isinstance(layer, _BatchNorm):
             left_alone.append(f"{name or 'model'} ({type(layer).__name__})")
     if left_alone:
