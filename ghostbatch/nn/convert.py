@@ -31,8 +31,8 @@ def to_ghost(model: Model, ghost: int = 128, *, running: Running | None = None) 
     """Make every BatchNorm of ``model`` a ghost layer; return the model.
 
     On a ghost layer this changes the ghost size, and how it runs its statistics if ``running`` is
-    given; a new one runs them sequentially otherwise. Subclasses of BatchNorm may add behaviour that
-    would be lost, so they are left alone, with one warning that names them.
+    given; a new one runs them sequentially otherwise. Subclasses of BatchNorm may add behaviour
+    that would be lost, so they are left alone, with one warning that names them.
     """
     check_options(ghost, running or "sequential")
     left_alone = []

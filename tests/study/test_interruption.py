@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ghostbatch import train
+from ghostbatch.study import find_study
+
 COLUMNS = ("SB", "+GBN")
 
 
@@ -122,6 +125,24 @@ def test_two_studies_on_one_folder_do_not_mix(tmp_path):
     assert second.returncode == 2
     assert second.stderr.count("\n") == 1
     assert "is in use by another process; wait or choose another" in second.stderr
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path):
+    (cell,) = find_study("quick").cells(["SB"], [0])
+    folder = cell.folder(tmp_path)
+
+    def interrupt(record):
+        if record.update > 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(cell.recipe, out=folder, device="cpu", on_record=interrupt, checkpoint_seconds=0)
+    (folder / "checkpoint.pt").write_bytes(b"not a checkpoint")
+    done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ghostbatch: checkpoint: ")
+    assert done.stderr.endswith("; delete it to start this run again\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_worker_that_dies_is_reported_and_its_cell_continues(tmp_path, whole, outcome):

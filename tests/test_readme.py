@@ -1,0 +1,74 @@
+"""Every command and every code block of the README does what it says."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    line.split("#")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def run(command, folder):
+    return subprocess.run(
+        shlex.split(command),
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_the_readme_has_what_these_tests_look_for():
+    assert len(PYTHON) == 2
+    assert COMMANDS[:2] == ["make demo", "make test"]
+    assert all(re.match(r"make|ghostbatch", command) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=["model", "loop"])
+def test_python_blocks_run(code):
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 (our own README)
+
+
+@pytest.mark.parametrize(
+    ("target", "command"),
+    [("demo", ".venv/bin/ghostbatch study quick"), ("test", ".venv/bin/python -m pytest -n 2")],
+)
+def test_make_runs_the_command_it_promises(target, command):
+    assert run(f"make --no-print-directory -n {target}", ROOT).splitlines()[-1] == command
+
+
+def test_commands_run_one_after_the_other(tmp_path):
+    """The study is cut to two columns and one seed here; the test below runs all of it."""
+    for command in COMMANDS:
+        if command == "ghostbatch study quick":
+            out = run(f"{command} --columns SB,LB --seeds 0", tmp_path)
+            assert "report: runs/quick/report.html" in out
+        elif command.startswith("ghostbatch"):
+            assert run(command, tmp_path)
+    assert (tmp_path / "runs" / "quick" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_readmes_table_is_what_the_study_gives(tmp_path):
+    """To the last digit on the hardware of the README; elsewhere rounding may move it a little."""
+    out = run("ghostbatch study quick", tmp_path)
+    stated = dict(re.findall(r"^\| (\S+): .*\| ([\d.]+) ± [\d.]+ \|$", README, re.MULTILINE))
+    found = dict(re.findall(r"^(\S+) +([\d.]+) ± [\d.]+ ", out, re.MULTILINE))
+    assert stated.keys() == found.keys() == {"SB", "LB", "+LR", "+GBN", "+RA"}
+    for column, accuracy in stated.items():
+        assert float(found[column]) == pytest.approx(float(accuracy), abs=1.0)
+    order = [float(found[column]) for column in ("LB", "+LR", "+GBN", "SB", "+RA")]
+    assert order == sorted(order)
