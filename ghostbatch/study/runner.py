@@ -1,15 +1,16 @@
 """Runs the cells of a study side by side, each in a worker process with a thread of its own."""
 
-import asyncio
 import json
 import os
+import subprocess
 import sys
-from asyncio import StreamReader, StreamWriter
-from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from queue import SimpleQueue
+from threading import Thread
+from typing import IO, Any, cast
 
 from ghostbatch.errors import InputError
 from ghostbatch.study.studies import Cell
@@ -39,11 +40,7 @@ def run_cells(
     KeyboardInterrupt included, the workers are stopped; running the same cells again goes on.
     """
     folders = {cell: RunFolder(cell.folder(out), cell.plan) for cell in cells}
-    options: dict[str, Any] = {
-        "device": device,
-        "threads": 1,
-        "checkpoint_seconds": checkpoint_seconds,
-    }
+    options = {"device": device, "threads": 1, "checkpoint_seconds": checkpoint_seconds}
     with locked(out) as lock:
         waiting: deque[Cell] = deque()
         for cell in cells:
@@ -51,10 +48,10 @@ def run_cells(
                 on_news(cell, summary)
             else:
                 waiting.append(cell)
-        asyncio.run(_run(waiting, out, min(jobs, len(waiting)), lock, options, on_news))
+        _work_through(waiting, out, jobs, lock, options, on_news)
 
 
-async def _run(
+def _work_through(
     waiting: deque[Cell],
     out: Path,
     jobs: int,
@@ -62,47 +59,81 @@ async def _run(
     options: dict[str, Any],
     on_news: OnNews,
 ) -> None:
-    # The first exception ends asyncio.run, which cancels the other tasks, which stop their workers.
-    await asyncio.gather(*(_work(waiting, out, lock, options, on_news) for _ in range(jobs)))
+    """Keep ``jobs`` workers busy until no cell is waiting and none is running."""
+    mail: SimpleQueue[tuple[Worker, dict[str, Any] | None]] = SimpleQueue()
+    workers: list[Worker] = []
+    running: dict[Worker, Cell] = {}
 
+    def give(worker: Worker) -> None:
+        running[worker] = cell = waiting.popleft()
+        worker.send({"recipe": cell.recipe.as_dict(), "out": str(cell.folder(out)), **options})
 
-async def _work(
-    waiting: deque[Cell], out: Path, lock: int, options: dict[str, Any], on_news: OnNews
-) -> None:
-    """One worker's life: take the next cell until none is left."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "ghostbatch.study.worker",
-        stdin=PIPE,
-        stdout=PIPE,
-        pass_fds=[lock],  # the folder stays locked until the last worker is gone
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
     try:
-        while waiting:
-            cell = waiting.popleft()
-            job = {"recipe": cell.recipe.as_dict(), "out": str(cell.folder(out)), **options}
-            await _follow(process, json.dumps(job), cell, on_news)
+        while waiting and len(workers) < jobs:
+            workers.append(Worker(lock, mail))
+            give(workers[-1])
+        while running:
+            worker, news = mail.get()
+            cell = running[worker]
+            if news is None:
+                raise WorkerDied(
+                    f"the worker for {cell.row} {cell.column} seed {cell.recipe.seed} died; "
+                    "run the same command again to continue from its checkpoint"
+                )
+            if "refused" in news:
+                raise InputError(*news["refused"])
+            if "record" in news:
+                on_news(cell, Record(**news["record"]))
+            else:
+                del running[worker]
+                on_news(cell, Summary(**news["summary"]))
+                if waiting:
+                    give(worker)
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        for worker in workers:
+            worker.stop()
 
 
-async def _follow(process: Process, job: str, cell: Cell, on_news: OnNews) -> None:
-    """Hand one job to a worker and pass on its news until the cell has ended."""
-    stdin, stdout = cast(StreamWriter, process.stdin), cast(StreamReader, process.stdout)
-    stdin.write(job.encode() + b"\n")
-    async for line in stdout:
-        news = json.loads(line)
-        if "refused" in news:
-            raise InputError(*news["refused"])
-        if "summary" in news:
-            on_news(cell, Summary(**news["summary"]))
-            return
-        on_news(cell, Record(**news["record"]))
-    raise WorkerDied(
-        f"the worker for {cell.row} {cell.column} seed {cell.recipe.seed} died; "
-        "run the same command again to continue from its checkpoint"
-    )
+class Worker:
+    """A process of `ghostbatch.study.worker`; its replies go to ``mail``, and None when it dies.
+
+    It inherits ``lock``: the study's folder stays locked until the last worker is gone.
+    """
+
+    def __init__(
+        self, lock: int, mail: "SimpleQueue[tuple[Worker, dict[str, Any] | None]]"
+    ) -> None:
+        self._mail = mail
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ghostbatch.study.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[lock],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self._stdin, self._stdout = (
+            cast(IO[str], pipe) for pipe in (self._process.stdin, self._process.stdout)
+        )
+        self._listener = Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def send(self, job: dict[str, Any]) -> None:
+        """Hand over a job; should the worker be dead, its None is in the mail."""
+        with suppress(BrokenPipeError):
+            self._stdin.write(json.dumps(job) + "\n")
+            self._stdin.flush()
+
+    def stop(self) -> None:
+        """End the process, at once: what it was at continues from its checkpoint."""
+        self._process.kill()
+        self._process.wait()
+        self._listener.join()
+        for pipe in (self._stdin, self._stdout):
+            with suppress(BrokenPipeError):  # what was not sent needs no sending
+                pipe.close()
+
+    def _listen(self) -> None:
+        for line in self._stdout:
+            self._mail.put((self, json.loads(line)))
+        self._mail.put((self, None))
