@@ -56,9 +56,13 @@ def forward(
         for p, default in ((weight, 1.0), (bias, 0.0))
     )
     native = _is_large(dense, sizes) and _in_rows(dense)
-    normalise = _forward_native if native else _forward_wave
+    room: Tensor | None = None
     for x_wave, y_wave, *part in _waves((dense, out), table.unbind(), sizes, native):
-        normalise(x_wave, y_wave, Statistics(*part), scale, shift, eps)
+        if native:
+            _forward_native(x_wave, y_wave, Statistics(*part), scale, shift, eps)
+        else:
+            room = _room_for(x_wave, room, table.dtype)
+            _forward_wave(x_wave, y_wave, room, Statistics(*part), scale, shift, eps)
     if out is not y:
         y.copy_(out)
     return y, table
@@ -80,9 +84,13 @@ def backward(
     sums = torch.empty_like(statistics[:2])  # of dy xhat, and of dy
     gain = invstd if weight is None else weight.to(mean.dtype) * invstd
     native = _is_large(dense, sizes)
-    differentiate = _backward_native if native else _backward_wave
+    room: Tensor | None = None
     for wave in _waves((dense, dy, out), (mean, invstd, gain, *sums), sizes, native):
-        differentiate(*wave)
+        if native:
+            _backward_native(*wave)
+        else:
+            room = _room_for(wave[0], room, mean.dtype)
+            _backward_wave(room, *wave)
     if out is not dx:
         dx.copy_(out)
     return dx, sums.sum(1)
@@ -92,12 +100,17 @@ def backward(
 
 
 def _forward_wave(
-    x: Tensor, y: Tensor, part: Statistics, scale: Tensor, shift: Tensor, eps: float
+    x: Tensor,
+    y: Tensor,
+    centred: Tensor,
+    part: Statistics,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
 ) -> None:
     """Mean, then the variance about it, then the result: three passes over a wave in the cache."""
     count = x[0].numel() // part.mean.shape[1]
     torch.div(_sum(x, part.mean.dtype), count, out=part.mean)
-    centred = torch.empty_like(x, dtype=part.mean.dtype)
     torch.sub(x, _spread(part.mean, x), out=centred)
     squares = torch.mul(centred, centred, out=y if y.dtype == centred.dtype else None)
     variance = _sum(squares, part.mean.dtype).div_(count)
@@ -107,6 +120,7 @@ def _forward_wave(
 
 
 def _backward_wave(
+    centred: Tensor,
     x: Tensor,
     dy: Tensor,
     dx: Tensor,
@@ -118,7 +132,6 @@ def _backward_wave(
 ) -> None:
     """The sums ``dot`` of dy xhat and ``total`` of dy; then dx, a multiple of x plus one of dy."""
     count = x[0].numel() // mean.shape[1]
-    centred = torch.empty_like(x, dtype=mean.dtype)
     torch.sub(x, _spread(mean, x), out=centred)
     products = torch.mul(centred, dy, out=dx if dx.dtype == centred.dtype else None)
     torch.mul(_sum(products, mean.dtype), invstd, out=dot)
@@ -129,6 +142,13 @@ def _backward_wave(
     wide.addcmul_(dy, _spread(gain, x))
     if wide is not dx:
         dx.copy_(wide)
+
+
+def _room_for(x: Tensor, room: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Scratch space shaped as ``x``: that of the wave before, still in the cache, if it fits."""
+    if room is not None and room.shape[1:] == x.shape[1:] and len(room) >= len(x):
+        return room[: len(x)]
+    return torch.empty_like(x, dtype=dtype)
 
 
 def _affine(x: Tensor, slope: Tensor, level: Tensor, out: Tensor) -> None:

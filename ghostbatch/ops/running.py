@@ -30,8 +30,8 @@ def update_running(
         num_batches_tracked += ghosts
     if momentum is not None:
         keep = (1 - momentum) ** ghosts
-        weights = [momentum * (1 - momentum) ** (ghosts - k) for k in range(1, ghosts + 1)]
-        share = torch.tensor(weights, dtype=means.dtype, device=means.device)
+        age = torch.arange(ghosts - 1, -1, -1, dtype=means.dtype, device=means.device)  # K - k
+        share = momentum * torch.pow(1 - momentum, age)
         for buffer, values in ((running_mean, means), (running_var, variances)):
             buffer.copy_(keep * buffer + share @ values)
     elif num_batches_tracked is not None:
