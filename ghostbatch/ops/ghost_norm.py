@@ -174,7 +174,12 @@ class GhostNorm(torch.autograd.Function):
 def _differentiably(
     ctx: Any, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> list[Tensor | None]:
-    """The same gradients as functions of the inputs, for those who want second derivatives."""
+    """The same gradients as functions of the inputs, for those who want second derivatives.
+
+    They are partial ones: views keep them apart where one input depends on another.
+    """
+    x = x.view_as(x)
+    weight, bias = (None if t is None else t.view_as(t) for t in (weight, bias))
     inputs = (x, weight, bias)
     wanted = [t for t in inputs if t is not None and t.requires_grad]
     y = ghost_batch_norm_reference(x, None, None, weight, bias, ghost=ctx.ghost, eps=ctx.eps)
