@@ -12,15 +12,17 @@ from ghostbatch.nn import (
     GhostBatchNorm1d,
     GhostBatchNorm2d,
     GhostBatchNorm3d,
+    sync_statistics,
     to_ghost,
     to_plain,
 )
-from ghostbatch.ops import ghost_batch_norm
+from ghostbatch.ops import LOCAL, ghost_batch_norm
 from ghostbatch.optim import Regime, RegimeScheduler, lr_scale, noise_weights
 from ghostbatch.recipe import Recipe
 from ghostbatch.train import train
 
 __all__ = [
+    "LOCAL",
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
@@ -33,6 +35,7 @@ __all__ = [
     "lr_scale",
     "nn",
     "noise_weights",
+    "sync_statistics",
     "to_ghost",
     "to_plain",
     "train",

@@ -5,7 +5,7 @@ the class of the very same object: optimizers, hooks, names and shared layers st
 """
 
 import warnings
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -13,6 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ghostbatch.nn import norm
 from ghostbatch.ops import Running
 from ghostbatch.ops.ghost_norm import check_options
+from ghostbatch.ops.ranks import name_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -27,12 +31,19 @@ GHOST_OF: dict[type[nn.Module], type[nn.Module]] = {
 PLAIN_OF = {ghost: plain for plain, ghost in GHOST_OF.items()}
 
 
-def to_ghost(model: Model, ghost: int = 128, *, running: Running | None = None) -> Model:
+def to_ghost(
+    model: Model,
+    ghost: int = 128,
+    process_group: "ProcessGroup | str | None" = None,
+    *,
+    running: Running | None = None,
+) -> Model:
     """Make every BatchNorm of ``model`` a ghost layer; return the model.
 
-    On a ghost layer this changes the ghost size, and how it runs its statistics if ``running`` is
-    given; a new one runs them sequentially otherwise. Subclasses of BatchNorm may add behaviour
-    that would be lost, so they are left alone, with one warning that names them.
+    On a ghost layer this changes the ghost size, and the process group and how it runs its
+    statistics where those are given; a new layer has the default group and runs them sequentially
+    otherwise. Subclasses of BatchNorm may add behaviour that would be lost, so they are left alone,
+    with one warning that names them.
     """
     check_options(ghost, running or "sequential")
     left_alone = []
@@ -45,9 +56,10 @@ def to_ghost(model: Model, ghost: int = 128, *, running: Running | None = None) 
             )
     for name, layer in layers.items():
         if type(layer) in GHOST_OF or type(layer) in PLAIN_OF:
-            before: Running = getattr(layer, "running", "sequential")
             layer.__class__ = GHOST_OF.get(type(layer), type(layer))
-            layer.ghost, layer.running = ghost, running or before
+            layer.ghost = ghost
+            layer.running = running or getattr(layer, "running", "sequential")
+            layer.process_group = name_of(process_group) or getattr(layer, "process_group", None)
         elif isinstance(layer, _BatchNorm):
             left_alone.append(f"{name or 'model'} ({type(layer).__name__})")
     if left_alone:
@@ -63,5 +75,5 @@ def to_plain(model: Model) -> Model:
     for layer in model.modules():
         if type(layer) in PLAIN_OF:
             layer.__class__ = PLAIN_OF[type(layer)]
-            del layer.ghost, layer.running
+            del layer.ghost, layer.running, layer.process_group
     return model

@@ -1,6 +1,6 @@
 """GhostBatchNorm1d, 2d and 3d: drop-in replacements for PyTorch's BatchNorm layers."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ghostbatch.ops import Running, ghost_batch_norm
 from ghostbatch.ops.ghost_norm import check_options
+from ghostbatch.ops.ranks import Group, name_of
+from ghostbatch.ops.running import settle
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class GhostBatchNorm(_BatchNorm):
@@ -21,6 +26,8 @@ class GhostBatchNorm(_BatchNorm):
         affine: learn a scale and a shift per channel.
         track_running_stats: keep statistics for evaluation.
         running: "sequential", one update of the statistics per ghost, or "mean", one per batch.
+        process_group: ranks that share the running statistics; None is the default group, `LOCAL`
+            keeps them to this rank.
         device: where the parameters live.
         dtype: of the parameters.
 
@@ -28,6 +35,7 @@ class GhostBatchNorm(_BatchNorm):
 
     ghost: int
     running: Running
+    process_group: Group
 
     def __init__(
         self,
@@ -38,6 +46,7 @@ class GhostBatchNorm(_BatchNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         running: Running = "sequential",
+        process_group: "ProcessGroup | str | None" = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -47,6 +56,7 @@ class GhostBatchNorm(_BatchNorm):
         )
         self.ghost = ghost
         self.running = running
+        self.process_group = name_of(process_group)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.BatchNorm's name for it)
         """Normalise per ghost in training, by the running statistics in evaluation."""
@@ -65,6 +75,7 @@ class GhostBatchNorm(_BatchNorm):
             eps=self.eps,
             running=self.running,
             num_batches_tracked=self.num_batches_tracked,
+            group=self.process_group,
         )
 
     def extra_repr(self) -> str:
@@ -104,3 +115,15 @@ class LazyGhostBatchNorm3d(nn.LazyBatchNorm3d):
 
     cls_to_become = GhostBatchNorm3d  # type: ignore[assignment]
     forward = GhostBatchNorm.forward
+
+
+def sync_statistics(model: nn.Module) -> None:
+    """Bring the running statistics of ``model`` up to date on every rank; call it on all of them.
+
+    Backward does this by itself. It is needed only for layers that no gradient reaches, and after
+    training-mode forwards without backward. On one rank there is nothing to do.
+    """
+    mine = {
+        id(layer.running_mean) for layer in model.modules() if isinstance(layer, GhostBatchNorm)
+    }
+    settle(lambda buffers: id(buffers.mean) in mine)

@@ -4,6 +4,7 @@ The work is done by operators registered with PyTorch, so that ``torch.compile``
 there would be a loop over ghosts, and autograd saves the input and a few numbers per channel.
 """
 
+import warnings
 from typing import Any, get_args
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ghostbatch.ops import plain
+from ghostbatch.ops.ranks import LOCAL, Group, ranks_in
 from ghostbatch.ops.reference import (
     ACTIVATIONS,
     Activation,
@@ -19,7 +21,7 @@ from ghostbatch.ops.reference import (
     ghost_sizes,
     values_per_channel,
 )
-from ghostbatch.ops.running import update_running, update_running_op
+from ghostbatch.ops.running import settle_after_backward, update_running, update_running_op
 
 
 def ghost_batch_norm(
@@ -37,6 +39,7 @@ def ghost_batch_norm(
     num_batches_tracked: Tensor | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    group: Group = LOCAL,
 ) -> Tensor:
     """Batch normalisation over ghosts of ``ghost`` consecutive samples.
 
@@ -46,7 +49,8 @@ def ghost_batch_norm(
     ``momentum=None`` keeps a cumulative average and needs ``num_batches_tracked``. Otherwise the
     running statistics are used, as ``torch.nn.functional.batch_norm`` does.
 
-    The result is ``activation(norm(x) + residual)``.
+    The result is ``activation(norm(x) + residual)``. ``group`` names the ranks that share the
+    running statistics (see `ops.running`); by default none do.
     """
     check_options(ghost, running, activation)
     _check_tensors(x, running_mean, running_var, weight, bias)
@@ -61,18 +65,47 @@ def ghost_batch_norm(
                 "Expected more than 1 value per channel when training, "
                 f"got a ghost of size {tuple(smallest.shape)}"
             )
+        if momentum is None and running_mean is not None and num_batches_tracked is None:
+            raise ValueError("momentum=None (a cumulative average) needs num_batches_tracked")
+        if _inside_torch_func():  # torch.func sees through plain operations only
+            return ghost_batch_norm_reference(
+                *(x, running_mean, running_var, weight, bias),
+                ghost=ghost,
+                momentum=momentum,
+                eps=eps,
+                running=running,
+                num_batches_tracked=num_batches_tracked,
+                activation=activation,
+                residual=residual,
+            )
         y, statistics = ghost_norm(x, weight, bias, ghost, eps)
         if running_mean is not None and running_var is not None:
-            if momentum is None and num_batches_tracked is None:
-                raise ValueError("momentum=None (a cumulative average) needs num_batches_tracked")
-            mean, _, variance = statistics.detach()
-            update = update_running_op if torch.compiler.is_compiling() else update_running
-            update(
-                running_mean, running_var, num_batches_tracked, mean, variance, momentum, running
-            )
+            moments = statistics.detach()[::2]
+            options = (moments, momentum, running, group)
+            if torch.compiler.is_compiling():
+                update_running_op(running_mean, running_var, num_batches_tracked, *options)
+            else:
+                _warn_of_uneven_ghosts(x.shape[0], ghost, group)
+                update_running(running_mean, running_var, num_batches_tracked, *options)
     if residual is not None:
         y = y + residual
     return ACTIVATIONS[activation](y)
+
+
+def _inside_torch_func() -> bool:
+    """Whether a transform of torch.func (grad, vmap, jvp, ...) is at work."""
+    return not torch.compiler.is_compiling() and (
+        torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _warn_of_uneven_ghosts(samples: int, ghost: int, group: Group) -> None:
+    if samples % ghost and ranks_in(group) > 1:
+        warnings.warn(
+            f"this rank's {samples} samples are no multiple of the ghost size {ghost}, so the "
+            "ghosts are not those of the whole batch on one rank; choose sizes that divide",
+            stacklevel=4,
+        )
 
 
 def check_options(
@@ -158,6 +191,7 @@ class GhostNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         """As `plain.backward`, or in differentiable steps where grad mode is on."""
         x, weight, bias, statistics = ctx.saved_tensors
+        settle_after_backward()
         if dy is None:
             return (None,) * 5
         if torch.is_grad_enabled():

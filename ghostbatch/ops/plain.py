@@ -155,7 +155,7 @@ def _room_for(x: Tensor, room: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def _affine(x: Tensor, slope: Tensor, level: Tensor, out: Tensor) -> None:
-    """``out = x slope + level`` per ghost and channel, rounded once, the faster way that does so."""
+    """``out = x slope + level`` per ghost and channel, rounded once, as fast as that allows."""
     if x.dim() == 3 or out.dtype != x.dtype:
         torch.addcmul(_spread(level, x), x, _spread(slope, x), out=out)
     else:

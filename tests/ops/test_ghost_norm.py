@@ -296,7 +296,8 @@ def test_the_operators_keep_pytorchs_rules(layout, affine):
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("tracked", [torch.tensor(3), None], ids=str)
 def test_the_operator_of_running_statistics_keeps_pytorchs_rules(running, momentum, tracked):
-    arguments = (draw(3), draw(3), copy.copy(tracked), draw(2, 3), draw(2, 3), momentum, running)
+    moved = (draw(3), draw(3), copy.copy(tracked))
+    arguments = (*moved, draw(2, 4, 3), momentum, running, "local")
     torch.library.opcheck(torch.ops.ghostbatch.update_running, arguments)
 
 
