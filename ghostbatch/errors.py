@@ -14,3 +14,7 @@ class InputError(ValueError):
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{field}: {problem}; {remedy}")
         self.field, self.problem, self.remedy = field, problem, remedy
+
+    def __reduce__(self) -> tuple[type["InputError"], tuple[str, str, str]]:
+        """Rebuild from the parts: pickle would call the class with the whole line."""
+        return type(self), (self.field, self.problem, self.remedy)

@@ -74,6 +74,8 @@ class Recipe:
                 raise InputError(field, f"{size!r} is no whole number", "give a number of samples")
             if size is not None and size < 2:
                 raise InputError(field, f"{size} is below 2", "use 2 or more samples")
+        if not isinstance(self.seed, int):
+            raise InputError("seed", f"{self.seed!r} is no whole number", "use 0, for example")
         if self.ghost is not None and self.ghost > self.batch:
             raise InputError(
                 "ghost", f"{self.ghost} is above batch {self.batch}", "use batch or less"

@@ -5,15 +5,16 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 from rich.table import Table as Grid
 
+from ghostbatch import __version__
 from ghostbatch.cli.flags import name_first, parse
 from ghostbatch.data import DATASETS, load
 from ghostbatch.errors import InputError
@@ -48,6 +49,13 @@ def main() -> None:
         _fail(str(error), 1)
     except KeyboardInterrupt:
         _fail("interrupted; run the same command again to continue", 130)
+    except Terminated:
+        _fail("terminated; run the same command again to continue", 143)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except OSError as error:
+        _fail(f"{error.filename or 'file'}: {error.strerror}; free or choose another place", 1)
 
 
 def run(argv: Sequence[str]) -> None:
@@ -55,14 +63,27 @@ def run(argv: Sequence[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return
+    if argv[0] == "--version":
+        print(f"ghostbatch {__version__}")
+        return
     name, *rest = argv
     if name not in COMMANDS:
         raise InputError("command", f"{name!r} is unknown", f"choose one of {', '.join(COMMANDS)}")
     COMMANDS[name](rest)
 
 
+class Terminated(BaseException):
+    """SIGTERM came; like KeyboardInterrupt, nothing but `main` may catch it."""
+
+
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    raise SystemExit(143)
+    raise Terminated
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 def _fail(line: str, code: int) -> None:
@@ -104,12 +125,12 @@ class _NoOptions:
 class PlanOptions:
     """A recipe adapted to another batch, next to the original."""
 
-    batch: int = 4096
+    batch: int
     """Samples per update of the adapted recipe, over all ranks."""
     lr_rule: Rule = "sqrt"
     """How the learning rate follows the batch."""
-    ghost: int | None = None
-    """Samples per ghost; None is base_batch, at most 128."""
+    ghost: int | Literal["auto"] | None = "auto"
+    """Samples per ghost; auto is base_batch, at most 128; None is plain batch norm."""
     hold: Hold = "updates"
     """What stays as it was: the number of updates, or that of epochs."""
     json: bool = False
@@ -121,7 +142,9 @@ def plan_command(argv: Sequence[str]) -> None:
     name, rest = name_first(argv, "recipe", "plan")
     recipe = find_recipe(name)
     options = parse(PlanOptions, rest, f"plan {name}")
-    ghost = options.ghost if options.ghost is not None else min(128, recipe.base_batch)
+    ghost = options.ghost
+    if ghost == "auto":
+        ghost = min(128, recipe.base_batch, options.batch)
     adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold)
     samples = len(load(recipe.data).train)
     plans = {"original": recipe.plan(samples), "adapted": adapted.plan(samples)}
@@ -130,8 +153,8 @@ def plan_command(argv: Sequence[str]) -> None:
         return
     grid = Grid("", *plans, title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
     shown = [_plan_lines(plan) for plan in plans.values()]
-    for field in shown[0]:
-        grid.add_row(field, *(lines[field] for lines in shown))
+    for name in shown[0]:
+        grid.add_row(name, *(lines[name] for lines in shown))
     Console().print(grid)
 
 
@@ -196,6 +219,7 @@ def train_command(argv: Sequence[str]) -> None:
                 f"loss {record.loss:.4f}  accuracy {record.accuracy:.2f} %  "
                 f"distance {record.distance:.2f}",
                 highlight=False,
+                soft_wrap=True,
             )
 
     summary = train(
@@ -228,7 +252,7 @@ class StudyOptions:
     """Only these columns, for example SB,LB,+LR."""
     seeds: str | None = None
     """Only these seeds, for example 0,1,2."""
-    jobs: int = len(os.sched_getaffinity(0))
+    jobs: int = field(default_factory=cores)
     """Cells that run side by side, with one CPU thread each."""
     device: str | None = None
     """cpu, cuda, ...; None is the GPU if there is one."""
@@ -261,7 +285,7 @@ def study_command(argv: Sequence[str]) -> None:
 
 def _seeds(text: str) -> list[int]:
     try:
-        return [int(seed) for seed in text.split(",")]
+        return list(dict.fromkeys(int(seed) for seed in text.split(",")))
     except ValueError:
         raise InputError("seeds", f"{text!r} is no list", "give whole numbers: 0,1,2") from None
 

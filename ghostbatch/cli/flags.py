@@ -41,7 +41,7 @@ def _fraction(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="FRACTION",
-        instance_from_str=lambda words: Fraction(words[0]),
+        instance_from_str=lambda words: _read_fraction(words[0]),
         is_instance=lambda value: isinstance(value, Fraction),
         str_from_instance=lambda value: [str(value)],
     )
@@ -53,11 +53,18 @@ def _read_drops(text: str) -> tuple[Drop, ...]:
         try:
             epoch, *rates = word.split(":")
             drops.append((_number(epoch), *map(float, rates)))
-        except ValueError:
+        except (ValueError, ZeroDivisionError):
             raise InputError(
                 "regime.drops", f"{word!r} is no drop", "write EPOCH:LR, for example 81:0.01"
             ) from None
     return tuple(drops)  # type: ignore[arg-type]  # Regime checks the lengths
+
+
+def _read_fraction(text: str) -> Fraction:
+    try:
+        return Fraction(text)
+    except ZeroDivisionError:
+        raise ValueError(f"{text} divides by zero") from None
 
 
 def _number(text: str) -> int | float | Fraction:

@@ -41,8 +41,10 @@ class WeightDistance:
         if not self._parameters:
             return Distance(0.0, {})
         moved = torch._foreach_sub(list(self._parameters.values()), list(self._start.values()))
-        dtype = torch.promote_types(moved[0].dtype, torch.float32)
-        norms = torch.stack([n.double() for n in torch._foreach_norm(moved, 2, dtype)]).tolist()
+        wide = [m.to(torch.promote_types(m.dtype, torch.float32)) for m in moved]
+        device = wide[0].device
+        each = [norm.to(device, torch.float64) for norm in torch._foreach_norm(wide)]
+        norms = torch.stack(each).tolist()
         layers = dict(zip(self._parameters, norms, strict=True))
         return Distance(sqrt(sum(norm**2 for norm in norms)), layers)
 

@@ -53,7 +53,18 @@ def ghost_batch_norm(
     running statistics (see `ops.running`); by default none do.
     """
     check_options(ghost, running, activation)
-    _check_tensors(x, running_mean, running_var, weight, bias)
+    _check_tensors(
+        x,
+        running_mean=running_mean,
+        running_var=running_var,
+        weight=weight,
+        bias=bias,
+        num_batches_tracked=num_batches_tracked,
+    )
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(
+            f"residual should be of size {tuple(x.shape)}, got {tuple(residual.shape)}"
+        )
     if not training or x.numel() == 0:
         # Without running statistics the whole batch's are used, as PyTorch does.
         whole = training or running_mean is None
@@ -120,28 +131,16 @@ def check_options(
         raise ValueError(f"activation must be one of {tuple(ACTIVATIONS)}, got {activation!r}")
 
 
-def _check_tensors(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-) -> None:
+def _check_tensors(x: Tensor, **others: Tensor | None) -> None:
     """Refuse what PyTorch's batch norm refuses, in words like its own."""
     if not x.is_floating_point():
         raise TypeError(f"x must be a real floating-point tensor, got {x.dtype}")
     if x.dim() < 2:
         raise ValueError(f"expected x of at least 2 dimensions (N, C, ...), got {x.dim()}D input")
-    named = {
-        "running_mean": running_mean,
-        "running_var": running_var,
-        "weight": weight,
-        "bias": bias,
-    }
-    for name, tensor in named.items():
+    for name, tensor in others.items():
         if tensor is None:
             continue
-        if tensor.numel() != x.shape[1]:
+        if name != "num_batches_tracked" and tensor.numel() != x.shape[1]:
             raise RuntimeError(f"{name} should contain {x.shape[1]} elements not {tensor.numel()}")
         if tensor.device != x.device:
             raise RuntimeError(

@@ -28,11 +28,19 @@ class Buffers(NamedTuple):
     """"sequential", or "mean": one update with the mean over ghosts."""
 
 
+class Share(NamedTuple):
+    """What one rank's ghosts contribute."""
+
+    ghosts: Tensor | int
+    sums: Tensor
+    """Of their means and variances, (2, C)."""
+
+
 class Pending(NamedTuple):
     """A rank's share that waits for those of the other ranks."""
 
     buffers: Buffers
-    share: Tensor
+    share: Share
 
 
 PENDING: dict[tuple[Group, torch.device], list[Pending]] = {}
@@ -60,9 +68,9 @@ def update_running(
     buffers = Buffers(running_mean, running_var, num_batches_tracked, momentum, running)
     share = _share(buffers, statistics)
     if ranks_in(group) == 1:
-        _apply(buffers, share.unsqueeze(0))
+        _apply(buffers, [share])
     else:
-        PENDING.setdefault((group, share.device), []).append(Pending(buffers, share))
+        PENDING.setdefault((group, share.sums.device), []).append(Pending(buffers, share))
 
 
 def settle_after_backward() -> None:
@@ -87,49 +95,50 @@ def settle(wanted: Callable[[Buffers], bool] = lambda _: True) -> None:
 
 
 def _exchange(pending: Sequence[Pending], group: Group) -> None:
+    """Send one vector with all shares, receive every rank's, and move the statistics by them."""
     widest = torch.float32
     for _, share in pending:
-        widest = torch.promote_types(widest, share.dtype)
-    everyone = gather(torch.cat([share.to(widest).flatten() for _, share in pending]), group)
-    pieces = everyone.split([share.numel() for _, share in pending], dim=1)
-    for (buffers, share), piece in zip(pending, pieces, strict=True):
-        _apply(buffers, piece.view(-1, *share.shape))
+        widest = torch.promote_types(widest, share.sums.dtype)
+    parts = []
+    for _, (ghosts, sums) in pending:
+        count = torch.as_tensor(ghosts, dtype=widest, device=sums.device)
+        parts += [count.view(1), sums.flatten().to(widest)]
+    everyone = gather(torch.cat(parts), group).split([part.numel() for part in parts], dim=1)
+    for (buffers, share), counts, sums in zip(pending, everyone[::2], everyone[1::2], strict=True):
+        by_rank = zip(counts.unbind(), sums.unbind(), strict=True)
+        _apply(buffers, [Share(count, row.view_as(share.sums)) for count, row in by_rank])
 
 
-def _share(buffers: Buffers, statistics: Tensor) -> Tensor:
-    """One rank's share (3, C): the number of its ghosts, and the sums of its means and variances.
-
-    Sequential updates weigh the ghosts by how many come after them on this rank.
-    """
+def _share(buffers: Buffers, statistics: Tensor) -> Share:
+    """One rank's share; sequential updates weigh a ghost by how many come after it."""
     ghosts = statistics.shape[1]
-    if buffers.running == "sequential" and buffers.momentum is not None:
-        age = torch.arange(ghosts - 1, -1, -1, dtype=statistics.dtype, device=statistics.device)
-        weights = buffers.momentum * torch.pow(1 - buffers.momentum, age)
-        sums = torch.einsum("k,skc->sc", weights, statistics)
-    else:
-        sums = statistics.sum(1)
-    return torch.cat([torch.full_like(sums[:1], ghosts), sums])
+    if buffers.running == "mean" or buffers.momentum is None:
+        return Share(ghosts, statistics.sum(1))
+    age = torch.arange(ghosts - 1, -1, -1, dtype=statistics.dtype, device=statistics.device)
+    return Share(ghosts, torch.pow(1 - buffers.momentum, age).mul_(buffers.momentum) @ statistics)
 
 
-def _apply(buffers: Buffers, shares: Tensor) -> None:
-    """Move the running statistics by the shares (ranks, 3, C), in the order of the ranks."""
-    counts, sums = shares[:, 0], shares[:, 1:]
-    mean_of_ghosts = buffers.running == "mean"
-    if buffers.tracked is not None:
-        buffers.tracked.add_(1 if mean_of_ghosts else counts[:, 0].sum().to(torch.long))
-    now = torch.stack([buffers.mean, buffers.var]).to(shares.dtype)
-    if buffers.momentum is not None and not mean_of_ghosts:
-        for count, total in zip(counts, sums, strict=True):
-            now = (1 - buffers.momentum) ** count * now + total
-    elif buffers.momentum is not None:
-        now = now + buffers.momentum * (sums.sum(0) / counts.sum(0) - now)
-    elif buffers.tracked is not None:  # an average over n moves to that over the n + K now known
-        new, total = counts.sum(0), sums.sum(0)
-        if mean_of_ghosts:
-            new, total = torch.ones_like(new), total / new
-        now = now + (total - new * now) / buffers.tracked
-    buffers.mean.copy_(now[0])
-    buffers.var.copy_(now[1])
+def _apply(buffers: Buffers, shares: Sequence[Share]) -> None:
+    """Move the running statistics by the ranks' shares, in the order of the ranks."""
+    _, _, tracked, momentum, running = buffers
+    ghosts = sum(share.ghosts for share in shares)
+    if tracked is not None:
+        count = ghosts.to(torch.long).squeeze() if isinstance(ghosts, Tensor) else ghosts
+        tracked.add_(1 if running == "mean" else count)
+    for row, buffer in enumerate((buffers.mean, buffers.var)):
+        now = buffer
+        if running == "sequential" and momentum is not None:
+            for share in shares:
+                now = (1 - momentum) ** share.ghosts * now + share.sums[row]
+        else:
+            total = sum(share.sums[row] for share in shares)
+            # One update with the mean over ghosts, or K of an average over all so far.
+            step = total / ghosts - buffer if running == "mean" else total - ghosts * buffer
+            if momentum is not None:
+                now = buffer + momentum * step
+            elif tracked is not None:
+                now = buffer + step / tracked
+        buffer.copy_(now)
 
 
 def _update_running_now(
@@ -152,7 +161,7 @@ def _update_running_now(
     buffers = Buffers(running_mean, running_var, num_batches_tracked, momentum, running)
     share = _share(buffers, statistics)
     if ranks_in(group) == 1:
-        _apply(buffers, share.unsqueeze(0))
+        _apply(buffers, [share])
     else:
         _exchange([Pending(buffers, share)], group)
 

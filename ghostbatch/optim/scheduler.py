@@ -5,6 +5,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ghostbatch.errors import InputError
 from ghostbatch.optim.regime import Regime
 
 
@@ -32,36 +33,42 @@ class RegimeScheduler(LRScheduler):
         batch: int,
         last_epoch: int = -1,
     ) -> None:
+        for field, size in (("samples_per_epoch", samples_per_epoch), ("batch", batch)):
+            if size < 1:
+                raise InputError(field, f"{size} is below 1", "give a number of samples")
         self.regime = regime
         self.samples_per_epoch = samples_per_epoch
         self.batch = batch
-        self.decays = [group.get("weight_decay", 0) != 0 for group in optimizer.param_groups]
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[Any]:
         """The rates of all groups for the coming update; sets their weight decay too."""
         rates = self.regime.at_update(self.last_epoch, self.samples_per_epoch, self.batch)
-        for group, decays in zip(self.optimizer.param_groups, self.decays, strict=True):
-            if decays:
+        groups = self.optimizer.param_groups
+        for group in groups:
+            # Kept in the group, as PyTorch keeps initial_lr: a regime may pass through 0.
+            if group.setdefault("initial_weight_decay", group.get("weight_decay", 0)):
                 group["weight_decay"] = rates.weight_decay
+        initial = [group.setdefault("initial_lr", group["lr"]) for group in groups]
         own = self.optimizer.defaults["lr"]
-        reference = own if own in self.base_lrs else self.base_lrs[0]
+        reference = own if own in initial else initial[0]
         if not reference:  # an optimizer built with lr=0 leaves the rate to the scheduler
-            return [rates.lr for _ in self.base_lrs]
-        return [rates.lr * (base / reference) for base in self.base_lrs]
+            return [rates.lr for _ in groups]
+        return [rates.lr * (base / reference) for base in initial]
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers only, so that a checkpoint loads with ``weights_only=True``."""
+        names = ("initial_lr", "initial_weight_decay")
         return {
             "last_epoch": self.last_epoch,
-            "base_lrs": [float(base) for base in self.base_lrs],
-            "decays": list(self.decays),
+            "groups": [{n: group[n] for n in names} for group in self.optimizer.param_groups],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, and set the optimizer's rates accordingly."""
-        self.base_lrs = list(state_dict["base_lrs"])
-        self.decays = list(state_dict["decays"])
+        for group, initial in zip(self.optimizer.param_groups, state_dict["groups"], strict=True):
+            group.update(initial)
+        self.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = self.last_epoch + 1
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):

@@ -21,6 +21,9 @@ INK = "#010203"
 """Text and axes; on the page this colour becomes that of the text around the figure."""
 
 COLOURS = {"SB": "#888e99", "LB": "#d1495b", "+LR": "#dd8a00", "+GBN": "#3b8fd4", "+RA": "#2a9d6f"}
+FLOOR = 0.5
+"""Percent of error below which the training curves are cut off; the others are the point."""
+
 OTHERS = ("#8d6cc4", "#b0722e", "#5f9ea0", "#c2577f")
 
 STYLE: Any = {
@@ -88,6 +91,7 @@ def _errors(
             if split == "validation":
                 _band(axes, t, error, colour)
     axes.set_yscale("log")
+    axes.set_ylim(bottom=FLOOR)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter("")
     axes.legend(loc="lower left")
@@ -109,12 +113,16 @@ def _distance(groups: list[Group], folder: Path, prefix: str) -> Plot:
             drop = _first_phase_end(group.runs[0])
             line = np.geomspace(1, drop, 50)
             axes.plot(line, fit.intercept + fit.slope * np.log(line), color=colour, lw=1)
-            slopes.append(f"{group.column} {fit.slope:.2f} ± {fit.slope_stderr:.2f}")
+            slopes.append(
+                f"{group.column} {fit.slope:.2f} ± {fit.slope_stderr:.2f} ({fit.better} t fits "
+                f"better, by {fit.aic_margin:.0f} of AIC)"
+            )
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left")
     caption = (
         "Weight distance against update (log axis), mean over seeds. Lines: d = a + b ln t fitted "
-        f"before the first drop; slope b with its standard error: {'; '.join(slopes) or 'none'}."
+        f"before the first drop; slope b with its standard error, and whether ln t or "
+        f"sqrt t fits better: {'; '.join(slopes) or 'none'}."
     )
     return _finish(figure, folder, f"{prefix}distance", "How far the weights walk", caption)
 

@@ -16,6 +16,7 @@ def write_report(folder: Path) -> tuple[Path, list[Table]]:
     """Make ``report.html`` and ``figures/`` in a folder of runs; return the page and its tables."""
     runs = read_runs(folder)
     groups = group_runs(runs)
+    lines = tables(groups)
     page = Environment(
         loader=PackageLoader("ghostbatch", "report"), autoescape=True, undefined=StrictUndefined
     ).get_template("page.html.j2")
@@ -23,7 +24,7 @@ def write_report(folder: Path) -> tuple[Path, list[Table]]:
         title=folder.resolve().name,
         version=__version__,
         headers=HEADERS,
-        tables=tables(groups),
+        tables=lines,
         plots=draw_figures(groups, folder / "figures"),
         plans=[(group.column, group.runs[0].plan) for group in groups if group.runs],
         rates=show_rates,
@@ -32,7 +33,7 @@ def write_report(folder: Path) -> tuple[Path, list[Table]]:
     target = folder / "report.html"
     with atomic_file(target) as file:
         file.write(content.encode())
-    return target, tables(groups)
+    return target, lines
 
 
 def show_rates(plan: Plan) -> str:

@@ -1,8 +1,7 @@
 """Run folders, read back: all that a report is made from."""
 
-import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 from statistics import mean, stdev
@@ -10,7 +9,7 @@ from statistics import mean, stdev
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.study import columns
-from ghostbatch.train import Record, Summary, read_records, read_summary
+from ghostbatch.train import Record, Summary, read_header, read_records, read_summary
 
 COLUMN_ORDER = list(columns(large=2, ghost=2))
 
@@ -77,7 +76,8 @@ def spread(values: Iterable[float]) -> Spread:
 
 def read_runs(folder: Path) -> list[Run]:
     """All runs below ``folder``: a study's, or a single run's own."""
-    found = [_read_run(path.parent) for path in sorted(folder.rglob("run.json"))]
+    top = folder.resolve()
+    found = [_read_run(path.parent, top) for path in sorted(top.rglob("run.json"))]
     if not found:
         raise InputError(
             "folder", f"{folder} holds no runs", "name the --out of a study or of a train"
@@ -85,11 +85,18 @@ def read_runs(folder: Path) -> list[Run]:
     return found
 
 
-def _read_run(folder: Path) -> Run:
-    header = json.loads((folder / "run.json").read_text())
-    recipe = Recipe.from_dict(header["recipe"])
-    in_study = folder.name == f"seed-{recipe.seed}"
-    row, column = folder.parts[-3:-1] if in_study else (f"{recipe.model}-{recipe.data}", "run")
+def _read_run(folder: Path, top: Path) -> Run:
+    header = read_header(folder)
+    try:
+        recipe = Recipe.from_dict(header["recipe"])
+    except (TypeError, KeyError):
+        raise InputError(
+            "folder", f"{folder} is of another version", "report it with that version"
+        ) from None
+    if folder.name == f"seed-{recipe.seed}" and len(folder.parts) > 3:
+        row, column = folder.parts[-3:-1]
+    else:  # a run by itself goes by the name of its folder
+        row, column = f"{recipe.model}-{recipe.data}", str(folder.relative_to(top.parent))
     return Run(
         row=row,
         column=column,
@@ -104,7 +111,14 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Gather the seeds of each cell, in the order of the paper's columns."""
     cells: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        cells.setdefault((run.row, run.column), []).append(run)
+        members = cells.setdefault((run.row, run.column), [])
+        if members and replace(run.plan.recipe, seed=0) != replace(members[0].plan.recipe, seed=0):
+            raise InputError(
+                "folder",
+                f"{run.row} {run.column} holds runs of different recipes",
+                "report the folder of one study",
+            )
+        members.append(run)
 
     def order(cell: tuple[str, str]) -> tuple[str, int, str]:
         row, column = cell

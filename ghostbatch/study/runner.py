@@ -12,6 +12,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import IO, Any, cast
 
+import torch
+
 from ghostbatch.errors import InputError
 from ghostbatch.study.studies import Cell
 from ghostbatch.train import Record, Summary
@@ -36,10 +38,14 @@ def run_cells(
 ) -> None:
     """Run all cells in order, ``jobs`` at a time; those that have ended are only reported.
 
-    Nothing is written before every cell's folder is known to be free or its own. On any exception,
-    KeyboardInterrupt included, the workers are stopped; running the same cells again goes on.
+    Nothing is written before every cell's folder is known to be free, or its own and sound. On any
+    exception, KeyboardInterrupt included, the workers are stopped; running the same cells again
+    goes on.
     """
     folders = {cell: RunFolder(cell.folder(out), cell.plan) for cell in cells}
+    for folder in folders.values():
+        if folder.summary() is None:
+            folder.load(torch.device("cpu"))
     options = {"device": device, "threads": 1, "checkpoint_seconds": checkpoint_seconds}
     with locked(out) as lock:
         waiting: deque[Cell] = deque()
@@ -74,6 +80,8 @@ def _work_through(
             give(workers[-1])
         while running:
             worker, news = mail.get()
+            if worker not in running:
+                continue  # it was idle: nobody waits for it
             cell = running[worker]
             if news is None:
                 raise WorkerDied(

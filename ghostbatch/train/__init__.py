@@ -1,5 +1,6 @@
 """One run, from recipe to summary."""
 
+from ghostbatch.train.folder import read_header
 from ghostbatch.train.loop import find_device, train
 from ghostbatch.train.record import OnRecord, Record, Summary, read_records, read_summary
 
@@ -8,6 +9,7 @@ __all__ = [
     "Record",
     "Summary",
     "find_device",
+    "read_header",
     "read_records",
     "read_summary",
     "train",

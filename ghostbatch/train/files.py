@@ -35,8 +35,12 @@ def locked(folder: Path, patience: float = 3.0) -> Iterator[int]:
     The lock is the kernel's, so nothing is left behind by a process that was killed; ``patience``
     is the time that its children get to notice.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        problem = f"{folder} cannot be written to ({error.strerror})"
+        raise InputError("out", problem, "choose another folder") from None
     try:
         deadline = time.monotonic() + patience
         while True:

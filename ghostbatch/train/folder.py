@@ -30,8 +30,13 @@ class RunFolder:
         )
         if path.exists() and not path.is_dir():
             raise InputError("out", f"{path} is a file", "choose another folder")
-        theirs = self.header().get("recipe")
-        if theirs not in (None, self.recipe):
+        header = self.header()
+        if not header and (self.metrics.exists() or self._checkpoint.exists()):
+            raise InputError(
+                "out", f"{path} holds files of another program", "choose another folder"
+            )
+        if header and header["recipe"] != self.recipe:
+            theirs = header["recipe"]
             fields = [f for f in self.recipe if self.recipe[f] != theirs.get(f)]
             raise InputError(
                 "out",
@@ -41,10 +46,7 @@ class RunFolder:
 
     def header(self) -> dict[str, Any]:
         """What `begin` wrote; empty for a new run."""
-        try:
-            return dict(json.loads(self._run.read_text())) if self._run.exists() else {}
-        except ValueError:
-            raise InputError("out", f"{self._run} is not JSON", "delete the folder") from None
+        return read_header(self.path) if self._run.exists() else {}
 
     def begin(self, device: torch.device, threads: int) -> int:
         """Describe a new run; return the thread count that this run started with."""
@@ -96,6 +98,17 @@ class RunFolder:
         if state.get("recipe") != self.recipe:
             raise InputError("checkpoint", f"{self._checkpoint} is of another recipe", remedy)
         return dict(state)
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """The ``run.json`` of a run folder."""
+    path = folder / "run.json"
+    try:
+        header = json.loads(path.read_text())
+        int(header["threads"]), int(header["samples"]), header["recipe"]["seed"], header["device"]
+    except (ValueError, TypeError, KeyError):
+        raise InputError("out", f"{path} is not of this program", "choose another folder") from None
+    return dict(header)
 
 
 def _describe(device: torch.device) -> str:

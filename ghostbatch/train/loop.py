@@ -17,6 +17,8 @@ from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.record import OnRecord, Summary
 from ghostbatch.train.session import Session
 
+DEVICES = ("cpu", "cuda", "mps")
+
 
 def train(
     recipe: Recipe,
@@ -42,17 +44,23 @@ def train(
 
     """
     where = find_device(device)
+    if threads is not None and threads < 1:
+        raise InputError("threads", f"{threads} is below 1", "use 1 or more")
+    if evaluations < 1:
+        raise InputError("evaluations", f"{evaluations} is below 1", "use 1 or more")
     data = load(recipe.data)
     plan = recipe.plan(len(data.train))
     looks = _evenly(plan.updates, evaluations) | set(log_spaced(plan.updates, per_decade=4))
+    looks.discard(plan.updates)  # the end is looked at once, when its checkpoint is safe
     notes = looks | set(log_spaced(plan.updates))
 
     with _folder_of(plan, out) as folder, _own_draws(where):
         if (ended := folder.summary()) is not None:
             return ended
+        saved = folder.load(where)  # refused, if it must be, before anything is written
         with (
             _threads(folder.begin(where, threads or torch.get_num_threads())),
-            closing(Session(plan, data, folder, where, on_record)) as session,
+            closing(Session(plan, data, folder, where, saved, on_record)) as session,
         ):
             state = session.state
             if state.update == 0:
@@ -60,12 +68,12 @@ def train(
             while state.update < plan.updates:
                 session.step()
                 if state.update in notes and not isfinite(session.record_training().loss):
-                    return session.end("diverged", session.record_validation())
-                if state.update in looks - {plan.updates}:
+                    return session.end(session.record_validation())
+                if state.update in looks:
                     session.record_validation()
                 session.save(every=checkpoint_seconds)
             session.save()
-            return session.end("finished", session.record_validation())
+            return session.end(session.record_validation())
 
 
 def find_device(name: str | torch.device | None) -> torch.device:
@@ -75,8 +83,11 @@ def find_device(name: str | torch.device | None) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        usable = device.type in DEVICES
     except (RuntimeError, AssertionError):  # how PyTorch says no depends on its build
-        raise InputError("device", f"{name} is not available here", "use cpu") from None
+        usable = False
+    if not usable:
+        raise InputError("device", f"{name} is not available here", "use cpu")
     return device
 
 

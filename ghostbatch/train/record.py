@@ -1,11 +1,15 @@
 """What a run writes down while it goes, and what it ends with."""
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
+
+from ghostbatch.errors import InputError
 
 Split = Literal["train", "validation"]
 Status = Literal["finished", "diverged"]
@@ -63,6 +67,13 @@ class Recorder:
 
     def __init__(self, path: Path, keep: int, on_record: OnRecord | None) -> None:
         self._file = path.open("ab")
+        if self._file.tell() < keep:
+            self._file.close()
+            raise InputError(
+                "out",
+                f"{path} is shorter than its checkpoint knows",
+                "delete the folder to start this run again",
+            )
         self._file.truncate(keep)
         self._on_record = on_record
 
@@ -77,6 +88,10 @@ class Recorder:
         if self._on_record is not None:
             self._on_record(record)
 
+    def sync(self) -> None:
+        """Have everything on the disk before a checkpoint counts on it."""
+        os.fsync(self._file.fileno())
+
     def position(self) -> int:
         """Length of the file."""
         return self._file.tell()
@@ -90,12 +105,24 @@ def to_json(result: Record | Summary) -> str:
 def read_records(path: Path) -> list[Record]:
     """The records of a file, without a last line that was cut short."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [Record(**_numbers(json.loads(line))) for line in lines]
+    with _readable(path):
+        return [Record(**_numbers(json.loads(line))) for line in lines]
 
 
 def read_summary(path: Path) -> Summary | None:
     """The summary, if the run has ended."""
-    return Summary(**_numbers(json.loads(path.read_text()))) if path.exists() else None
+    if not path.exists():
+        return None
+    with _readable(path):
+        return Summary(**_numbers(json.loads(path.read_text())))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError):
+        raise InputError("folder", f"{path} cannot be read", "delete the run's folder") from None
 
 
 def _sound(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """A run while it is going: it steps, writes down, saves and sums up."""
 
 import time
+from math import isfinite
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ghostbatch.train.step import update_weights
 
 
 class Session:
-    """Begins a run, or continues it from the folder's checkpoint."""
+    """Begins a run, or continues it from what was saved of it."""
 
     def __init__(
         self,
@@ -24,10 +25,10 @@ class Session:
         data: ImageData,
         folder: RunFolder,
         device: torch.device,
+        saved: dict[str, Any] | None,
         on_record: OnRecord | None,
     ) -> None:
         recipe = plan.recipe
-        saved = folder.load(device)
         self.plan, self.folder = plan, folder
         self.state = State(plan, data, device)
         if saved is not None:
@@ -97,6 +98,7 @@ class Session:
         if now - self._saved < every:
             return
         self.state.seconds = now - self._began
+        self.recorder.sync()
         self.folder.save({"state": self.state.state_dict(), "metrics": self.recorder.position()})
         self._saved = time.monotonic()
 
@@ -104,8 +106,10 @@ class Session:
         """Let go of the files, however the run went."""
         self.recorder.close()
 
-    def end(self, status: Status, last: Record) -> Summary:
+    def end(self, last: Record) -> Summary:
         """Sum up, and write it down last of all."""
+        sound = isfinite(last.loss) and isfinite(last.distance)
+        status: Status = "finished" if sound and last.update == self.plan.updates else "diverged"
         summary = Summary(
             status=status,
             accuracy=last.accuracy,

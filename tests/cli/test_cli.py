@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import ghostbatch
 from ghostbatch import cli
 
 
@@ -59,6 +60,14 @@ BAD = {
     "lr-rule": "train f1-digits --lr-rule cubic",
     "device": "train f1-digits --device quantum",
     "bathc": "train f1-digits --bathc 64",
+    "threads": "train f1-digits --threads -1",
+    "evaluations": "train f1-digits --evaluations 0",
+    "out": "train f1-digits --out /dev/null/run",
+    "out ": "study quick --out /dev/null/study",
+    "regime.epochs ": "train f1-digits --regime.epochs 1/0",
+    "regime.drops    ": "train f1-digits --regime.drops 1/0:0.1",
+    "device ": "train f1-digits --device meta",
+    "batch   ": "plan f1-digits",
 }
 
 
@@ -94,6 +103,17 @@ def test_plan_prints_both_recipes_as_json(run):
     assert plans["adapted"]["drops"][0] == [64, pytest.approx(0.005 * 32**0.5)]
     assert plans["adapted"]["epochs"] == 128
     assert (plans["original"]["ghosts"], plans["adapted"]["ghosts"]) == (1, 32)
+
+
+def test_plan_can_be_without_ghosts_and_for_a_smaller_batch(run):
+    _, out, _ = run("plan", "f1-digits", "--batch", "1024", "--ghost", "None", "--json")
+    assert json.loads(out)["adapted"]["ghost"] is None
+    _, out, _ = run("plan", "f1-digits", "--batch", "16", "--json")
+    assert json.loads(out)["adapted"]["ghost"] == 16
+
+
+def test_the_version_is_told(run):
+    assert run("--version") == (0, f"ghostbatch {ghostbatch.__version__}\n", "")
 
 
 def test_plan_holds_epochs_when_asked(run):

@@ -94,3 +94,14 @@ def test_log_spaced_updates_are_even_in_log_time_as_far_as_whole_numbers_allow(l
     gaps = np.abs(grid - np.array(updates)[:, None])
     assert (gaps[:-1].min(axis=1) <= 0.5).all()  # only roundings of grid points, and the last
     assert (gaps[:, grid < last].min(axis=0) <= 0.5).all()  # and every grid point has one
+
+
+def test_layers_of_different_precision_are_measured_together():
+    model = torch.nn.ModuleList(torch.nn.Linear(1, 1, bias=False) for _ in range(3))
+    for layer, dtype in zip(model, (torch.float64, torch.float32, torch.bfloat16), strict=True):
+        layer.to(dtype)
+        torch.nn.init.zeros_(layer.weight)
+    walked = WeightDistance(model)
+    for layer, moved in zip(model, (2.0, 3.0, 6.0), strict=True):
+        torch.nn.init.constant_(layer.weight, moved)
+    assert walked.distance().total == 7.0

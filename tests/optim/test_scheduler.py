@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from ghostbatch.errors import InputError
 from ghostbatch.optim import Regime, RegimeScheduler
 
 # 50 samples at 8: epoch 3 is update 18.75, so 19; epoch 5 is 31.25, so 31; epoch 7 is 43.75, so 44.
@@ -116,3 +117,48 @@ def test_a_scheduler_built_on_a_restored_optimizer_still_knows_which_groups_deca
     restored.load_state_dict(state)
     history = advance(weights, optimizer, restored, UPDATES - 35)
     assert [groups[0][1] for groups in history] == [0.0] * 9 + [0.3] * 6
+
+
+def test_weight_decay_comes_back_after_a_phase_without_when_resumed_as_pytorch_does():
+    regime = Regime(lr=0.1, epochs=10, drops=((2, 0.1, 0.0), (6, 0.1, 1e-3)), weight_decay=5e-4)
+    layer = torch.nn.Linear(2, 2)
+
+    def build():
+        return torch.optim.SGD(layer.parameters(), lr=0.1, weight_decay=5e-4)
+
+    first = build()
+    scheduler = RegimeScheduler(first, regime, samples_per_epoch=10, batch=10)
+    for _ in range(4):
+        first.step()
+        scheduler.step()
+    assert first.param_groups[0]["weight_decay"] == 0
+
+    second = build()
+    second.load_state_dict(first.state_dict())
+    resumed = RegimeScheduler(second, regime, samples_per_epoch=10, batch=10, last_epoch=4)
+    for _ in range(3):
+        second.step()
+        resumed.step()
+    assert second.param_groups[0]["weight_decay"] == 1e-3
+
+
+def test_a_group_that_joins_later_keeps_its_ratio():
+    layers = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layers[0].parameters(), lr=0.1)
+    regime = Regime(lr=0.1, epochs=4, drops=((2, 0.02),))
+    scheduler = RegimeScheduler(optimizer, regime, samples_per_epoch=10, batch=10)
+    optimizer.step()
+    optimizer.add_param_group({"params": layers[1].parameters(), "lr": 0.05})
+    for _ in range(2):
+        optimizer.step()
+        scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.02, 0.01])
+
+
+@pytest.mark.parametrize("sizes", [{"batch": 0}, {"samples_per_epoch": 0}], ids=str)
+def test_sizes_below_one_are_refused(sizes):
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(InputError, match=next(iter(sizes))):
+        RegimeScheduler(
+            optimizer, Regime(lr=0.1, epochs=1), **{"samples_per_epoch": 10, "batch": 5, **sizes}
+        )

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
@@ -26,8 +27,10 @@ def folder(tmp_path_factory):
         for seed in (0, 1):
             train(replace(recipe, seed=seed), out=out / "f1-digits" / column / f"seed-{seed}")
     (out / "f1-digits" / "+GBN" / "seed-1" / "summary.json").unlink()
-    hot = replace(small, seed=2, clip=None, regime=replace(regime, lr=1e25, drops=()))
-    train(hot, out=out / "f1-digits" / "SB" / "seed-2")
+    lost = out / "f1-digits" / "SB" / "seed-2"
+    train(replace(small, seed=2), out=lost)
+    summary = json.loads((lost / "summary.json").read_text())
+    (lost / "summary.json").write_text(json.dumps({**summary, "status": "diverged", "loss": None}))
     return out
 
 
@@ -104,7 +107,7 @@ def test_figures_lie_beside_the_page_as_svg_and_png(folder):
 
 def test_the_distance_caption_gives_the_slope_of_its_fit(folder):
     text = write_report(folder)[0].read_text()
-    assert re.search(r"slope b with its standard error: SB \d+\.\d+ ± \d+\.\d+; \+GBN", text)
+    assert re.search(r"fits better: SB \d+\.\d+ ± \d+\.\d+ \((log|sqrt) t .*; \+GBN", text)
 
 
 def test_making_the_page_again_gives_the_same_page(folder):
@@ -117,7 +120,38 @@ def test_a_single_run_has_a_report_too(tmp_path, tiny):
     train(tiny, out=tmp_path / "alone")
     _, (table,) = write_report(tmp_path / "alone")
     assert table.title == "f1-digits"
-    assert table.lines[0][0] == "run"
+    assert table.lines[0][0] == "alone"
+
+
+def test_runs_by_themselves_are_told_apart(tmp_path, tiny):
+    for name, recipe in {"a": tiny, "b": replace(tiny, batch=32)}.items():
+        train(recipe, out=tmp_path / "two" / name)
+    _, (table,) = write_report(tmp_path / "two")
+    assert [(line[0], line[2], line[3]) for line in table.lines] == [
+        ("two/a", "1", "64"),
+        ("two/b", "1", "32"),
+    ]
+
+
+def test_different_recipes_are_never_averaged(tmp_path, tiny):
+    for seed, recipe in enumerate((tiny, replace(tiny, batch=32))):
+        train(replace(recipe, seed=seed), out=tmp_path / "row" / "column" / f"seed-{seed}")
+    with pytest.raises(InputError, match=r"^folder: row column holds runs of different recipes"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "metrics.jsonl"])
+def test_a_damaged_file_is_named(tmp_path, tiny, name):
+    train(tiny, out=tmp_path)
+    (tmp_path / name).write_text("{\n")
+    with pytest.raises(InputError, match=name):
+        write_report(tmp_path)
+
+
+def test_a_report_of_part_of_a_study_can_be_made_from_inside_it(folder, monkeypatch):
+    monkeypatch.chdir(folder / "f1-digits")
+    _, (table,) = write_report(Path("SB"))
+    assert table.lines[0][0] == "SB"
 
 
 def test_a_folder_without_runs_is_refused_and_left_empty(tmp_path):

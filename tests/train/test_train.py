@@ -236,6 +236,29 @@ def test_a_checkpoint_of_another_recipe_is_refused(tiny, tmp_path):
         train(tiny, out=tmp_path / "a")
 
 
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "checkpoint.pt"])
+def test_files_of_another_program_are_refused_and_kept(tiny, tmp_path, name):
+    (tmp_path / name).write_text('{"my": "own"}\n')
+    with pytest.raises(InputError, match=r"^out: .* another"):
+        train(tiny, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == '{"my": "own"}\n'
+
+
+def test_metrics_that_are_shorter_than_the_checkpoint_knows_are_refused(tiny, tmp_path):
+    half_done(tiny, tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"^out: .*metrics.jsonl is shorter"):
+        train(tiny, out=tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_divergence_in_the_last_update_is_divergence(tiny):
+    last = replace(tiny, clip=None, regime=replace(tiny.regime, lr=1e38, epochs=0.016, drops=()))
+    assert last.plan(4000).updates == 1
+    assert train(last).status == "diverged"
+
+
 def test_a_folder_in_use_is_refused(tiny, tmp_path):
     with locked(tmp_path), pytest.raises(InputError, match=r"^out: .* is in use"):
         train(tiny, out=tmp_path)
