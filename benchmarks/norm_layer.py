@@ -6,7 +6,9 @@
 
 Variants are interleaved, one call of each in turn, and medians are compared, so that a slow moment
 of the machine hits all of them. On a CPU the allocator is told to keep freed memory: otherwise the
-page faults of fresh outputs, the same for everyone, hide the rest.
+page faults of fresh outputs, the same for everyone, hide the rest. Where a process's memory happens
+to lie matters too, so everything is measured in several processes, and the ratios given are medians
+over them, with the smallest and the largest.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import ctypes
 import importlib.util
 import json
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +31,7 @@ from torch import Tensor, nn
 from ghostbatch import GhostBatchNorm1d, GhostBatchNorm2d, __version__
 
 GHOST = 128
+PEERS = ("BatchNorm", "loop over chunks")
 Case = tuple[tuple[int, ...], torch.dtype, str]
 
 CPU_CASES: list[Case] = [
@@ -54,28 +58,56 @@ def main() -> None:
     options.add_argument("--device", default="cpu")
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--repeats", type=int, default=31)
+    options.add_argument("--processes", type=int, default=5)
     options.add_argument(
         "--no-compile", action="store_true", help="leave out what torch.compile makes"
     )
+    options.add_argument("--case", type=int, help=argparse.SUPPRESS)
     options.add_argument("--json", type=Path, help="write the figures here too")
     chosen = options.parse_args()
     device = torch.device(chosen.device)
     torch.set_num_threads(chosen.threads)
-    if device.type == "cpu":
-        keep_freed_memory()
     results = []
-    for case in CPU_CASES if device.type == "cpu" else GPU_CASES:
-        results.append(measure(case, device, chosen.repeats, compiled=not chosen.no_compile))
+    for number, case in enumerate(CPU_CASES if device.type == "cpu" else GPU_CASES):
+        if chosen.processes == 0:  # a process of its own, asked for one case by the loop below
+            if number == chosen.case:
+                print(json.dumps(measure(case, device, chosen.repeats, not chosen.no_compile)))
+            continue
+        again = [sys.executable, __file__, *sys.argv[1:], "--processes", "0", "--case", str(number)]
+        runs = [
+            json.loads(subprocess.run(again, stdout=subprocess.PIPE, check=True).stdout)
+            for _ in range(chosen.processes)
+        ]
+        results.append(combine(runs))
         print(show(results[-1]), flush=True)
-    if chosen.json:
+    if chosen.json and results:
         report = {"hardware": hardware(device), **versions(), "ghost": GHOST, "results": results}
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
         chosen.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
+def combine(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over processes; ratios are taken within each process first."""
+    times = [run["milliseconds"] for run in runs]
+    ratios = {
+        peer: {
+            name: [
+                round(pick(t[name] / t[peer] for t in times), 3)
+                for pick in (median, min, max)  # type: ignore[operator]
+            ]
+            for name in times[0]
+        }
+        for peer in PEERS
+    }
+    together = {name: round(median(t[name] for t in times), 4) for name in times[0]}
+    return {**runs[0], "processes": len(runs), "milliseconds": together, "ratios": ratios}
+
+
 def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> dict[str, Any]:
     """Median milliseconds of every variant on one shape."""
     shape, dtype, layout = case
+    if device.type == "cpu":
+        keep_freed_memory()
     x = torch.randn(shape, device=device, dtype=dtype)
     if layout == "channels_last":
         x = x.to(memory_format=torch.channels_last)
@@ -185,7 +217,8 @@ def show(result: dict[str, Any]) -> str:
     lines = [f"({shape}) {result['dtype']} {result['layout']}"]
     for name, spent in times.items():
         ratios = [
-            f"{spent / times[peer]:5.2f} x {peer}" for peer in ("BatchNorm", "loop over chunks")
+            "{:5.2f} ({:.2f}-{:.2f}) x {}".format(*result["ratios"][peer][name], peer)
+            for peer in PEERS
         ]
         lines.append(f"  {name:<20} {spent:8.3f} ms  {'  '.join(ratios)}")
     if "limit" in result:

@@ -1,4 +1,4 @@
-"""Every command and every code block of the README does what it says."""
+"""Every command and every code block of the README and the docs does what it says."""
 
 import os
 import re
@@ -11,7 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
+PYTHON = [
+    pytest.param(code, id=f"{name}-{number}")
+    for name, text in PAGES.items()
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+]
 COMMANDS = [
     line.split("#")[0].strip()
     for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
@@ -32,12 +37,12 @@ def run(command, folder):
 
 
 def test_the_readme_has_what_these_tests_look_for():
-    assert len(PYTHON) == 2
+    assert len(PYTHON) == 4
     assert COMMANDS[:2] == ["make demo", "make test"]
     assert all(re.match(r"make|ghostbatch", command) for command in COMMANDS)
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=["model", "loop"])
+@pytest.mark.parametrize("code", PYTHON)
 def test_python_blocks_run(code):
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102 (our own README)
 

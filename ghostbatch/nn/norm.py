@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@torch.fx.wrap  # one node for torch.fx, which has nn.BatchNorm as one node too
+def _ghost_batch_norm(x: Tensor, dims: tuple[int, ...], *tensors: Any, **options: Any) -> Tensor:
+    """`ghost_batch_norm` of an input with as many dimensions as the layer takes."""
+    if x.dim() not in dims:
+        expected = " or ".join(f"{dim}D" for dim in dims)
+        raise ValueError(f"expected {expected} input (got {x.dim()}D input)")
+    return ghost_batch_norm(x, *tensors, **options)
+
+
 class GhostBatchNorm(_BatchNorm):
     """What the three layers share; parameters and buffers are those of nn.BatchNorm.
 
@@ -36,6 +45,7 @@ class GhostBatchNorm(_BatchNorm):
     ghost: int
     running: Running
     process_group: Group
+    input_dims: tuple[int, ...]
 
     def __init__(
         self,
@@ -60,11 +70,11 @@ class GhostBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.BatchNorm's name for it)
         """Normalise per ghost in training, by the running statistics in evaluation."""
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         # As nn.BatchNorm: turning track_running_stats off stops the updates, not the use.
         moving = self.track_running_stats or not self.training
-        return ghost_batch_norm(
+        return _ghost_batch_norm(
             input,
+            self.input_dims,
             self.running_mean if moving else None,
             self.running_var if moving else None,
             self.weight,
@@ -87,13 +97,19 @@ class GhostBatchNorm(_BatchNorm):
 class GhostBatchNorm1d(GhostBatchNorm, nn.BatchNorm1d):
     """Ghost batch norm over (N, C) or (N, C, L)."""
 
+    input_dims = (2, 3)
+
 
 class GhostBatchNorm2d(GhostBatchNorm, nn.BatchNorm2d):
     """Ghost batch norm over (N, C, H, W)."""
 
+    input_dims = (4,)
+
 
 class GhostBatchNorm3d(GhostBatchNorm, nn.BatchNorm3d):
     """Ghost batch norm over (N, C, D, H, W)."""
+
+    input_dims = (5,)
 
 
 class LazyGhostBatchNorm1d(nn.LazyBatchNorm1d):

@@ -293,3 +293,16 @@ def test_turning_tracking_off_later_does_what_batch_norm_does():
         learned(layer).track_running_stats = False
         found.append([layer(batch(8, 3)), layer.eval()(batch(8, 3)), *layer.buffers()])
     assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_symbolic_tracing_sees_one_node_and_gives_the_same_output(training):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), gb.GhostBatchNorm2d(4, ghost=4)).train(training)
+    traced = torch.fx.symbolic_trace(copy.deepcopy(model))
+    assert [node.op for node in traced.graph.nodes].count("call_function") == 1
+    x = torch.randn(9, 2, 5, 5)
+    torch.testing.assert_close(traced(x), model(x), rtol=0, atol=0)
+    if training:
+        for name, buffer in model.named_buffers():
+            assert torch.equal(traced.get_buffer(name), buffer), name
