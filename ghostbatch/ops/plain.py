@@ -10,7 +10,6 @@ Two layouts are worked on as they are; anything else is copied into the nearer o
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -285,11 +284,19 @@ def _waves(
     even = count if sizes[-1] == ghost else count - 1  # the last ghost may be of another size
     values = ghost * first[0].numel()
     step = count if all_at_once or first.device.type != "cpu" else max(1, WAVE // values)
-    for start, stop in pairwise([*dict.fromkeys((0, even, count))]):
-        samples = slice(start * ghost, stop * ghost if stop < count else None)
-        views = [_ghosts(batch[samples], stop - start) for batch in batches]
-        views += [table[start:stop] for table in tables]
-        yield from zip(*(view.split(step) for view in views), strict=True)
+    if even == count:
+        parts = [(*(_ghosts(batch, count) for batch in batches), *tables)]
+    else:
+        cut = even * ghost
+        parts = [
+            (*(_ghosts(batch[:cut], even) for batch in batches), *(t[:even] for t in tables)),
+            (*(_ghosts(batch[cut:], 1) for batch in batches), *(t[even:] for t in tables)),
+        ]
+    for views in parts:
+        if step < count:
+            yield from zip(*(view.split(step) for view in views), strict=True)
+        else:
+            yield views
 
 
 def _ghosts(x: Tensor, count: int) -> Tensor:

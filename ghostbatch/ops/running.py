@@ -115,7 +115,8 @@ def _share(buffers: Buffers, statistics: Tensor) -> Share:
     if buffers.running == "mean" or buffers.momentum is None:
         return Share(ghosts, statistics.sum(1))
     age = torch.arange(ghosts - 1, -1, -1, dtype=statistics.dtype, device=statistics.device)
-    return Share(ghosts, torch.pow(1 - buffers.momentum, age).mul_(buffers.momentum) @ statistics)
+    weights = torch.pow(1 - buffers.momentum, age).mul_(buffers.momentum)
+    return Share(ghosts, torch.stack([weights @ moment for moment in statistics]))
 
 
 def _apply(buffers: Buffers, shares: Sequence[Share]) -> None:
