@@ -120,7 +120,8 @@ def _forward_wave(
     variance = _sum(squares, part.mean.dtype).div_(count)
     torch.mul(variance, count / (count - 1), out=part.variance)
     torch.rsqrt(variance.add_(eps), out=part.invstd)
-    _affine(centred, scale * part.invstd, shift.unsqueeze(0), out=y)
+    slope, level = _spread(scale * part.invstd, x), _spread(shift.unsqueeze(0), x)
+    _affine(centred, slope, level, out=y)
 
 
 def _backward_wave(
@@ -142,7 +143,7 @@ def _backward_wave(
     total.copy_(_sum(dy, mean.dtype))
     slope, level = (gain * invstd).mul_(dot).div_(-count), (gain * total).div_(-count)
     wide = dx if dx.dtype == centred.dtype else centred
-    _affine(centred, slope, level, out=wide)
+    _affine(centred, _spread(slope, x), _spread(level, x), out=wide)
     wide.addcmul_(dy, _spread(gain, x))
     if wide is not dx:
         dx.copy_(wide)
@@ -156,11 +157,11 @@ def _room_for(x: Tensor, room: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def _affine(x: Tensor, slope: Tensor, level: Tensor, out: Tensor) -> None:
-    """``out = x slope + level`` per ghost and channel, rounded once, as fast as that allows."""
+    """``out = x slope + level``, spread over ``x``, rounded once, as fast as that allows."""
     if x.dim() == 3 or out.dtype != x.dtype:
-        torch.addcmul(_spread(level, x), x, _spread(slope, x), out=out)
+        torch.addcmul(level, x, slope, out=out)
     else:
-        torch.mul(x, _spread(slope, x), out=out).add_(_spread(level, x))
+        torch.mul(x, slope, out=out).add_(level)
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -225,19 +226,20 @@ def _backward_native(
     """
     count = x[0].numel() // mean.shape[1]
     ones = torch.ones_like(mean[0])
-    slopes, levels = gain * invstd / -count, gain / -count
-    tables = (t.split(1) for t in (x, dy, dx, gain, slopes, levels))
+    # Few calls per ghost: with the caches full of pixels, each costs what it takes to read itself.
+    tables = (_spread(t, x) for t in (mean, gain, gain * invstd / -count, gain / -count))
+    ghosts = (each.split(1) for each in (x, dy, dx, *tables))
     images = (_as_images(x), _as_images(dy), mean, invstd)
     found = []
-    for x_image, dy_image, m, i, x_k, dy_k, dx_k, gain_k, slope, level in zip(
-        *images, *tables, strict=True
+    for x_image, dy_image, m, i, x_k, dy_k, dx_k, mean_k, gain_k, slope, level in zip(
+        *images, *ghosts, strict=True
     ):
         arguments = (dy_image, x_image, ones, None, None, m, i, True, 0.0, [False, True, True])
         _, *sums = torch.ops.aten.native_batch_norm_backward.default(*arguments)
-        slope.mul_(sums[0])
-        level.mul_(sums[1]).addcmul_(slope, m, value=-1)  # x is not centred here
+        slope.mul_(sums[0].view_as(slope))
+        level.mul_(sums[1].view_as(level)).addcmul_(slope, mean_k, value=-1)  # x is not centred
         _affine(x_k, slope, level, out=dx_k)
-        dx_k.addcmul_(dy_k, _spread(gain_k, x_k))
+        dx_k.addcmul_(dy_k, gain_k)
         found.append(sums)
     for table, column in zip((dot, total), zip(*found, strict=True), strict=True):
         torch.stack(column, out=table)
