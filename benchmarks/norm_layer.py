@@ -5,7 +5,7 @@
     python benchmarks/norm_layer.py --json results/norm_layer/cpu.json
 
 Variants are interleaved, one call of each in turn, and medians are compared, so that a slow moment
-of the machine hits all of them. On a CPU the allocator is told to keep freed memory: otherwise the
+of the machine hits all of them; compiled ones take turns among themselves. On a CPU the allocator is told to keep freed memory: otherwise the
 page faults of fresh outputs, the same for everyone, hide the rest. Where a process's memory happens
 to lie matters too, so everything is measured in several processes, and the ratios given are medians
 over them, with the smallest and the largest.
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -113,15 +114,15 @@ def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> d
         x = x.to(memory_format=torch.channels_last)
     x.requires_grad_()
     dy = torch.randn_like(x)
-    layers = {name: layer.to(device) for name, layer in variants(shape, compiled)}
-    times: dict[str, list[float]] = {name: [] for name in layers}
-    for turn in range(repeats + 3):
-        for name, layer in layers.items():
+    times: dict[str, list[float]] = {}
+    for rivals in (eager(shape), compiled_code(shape) if compiled else ()):
+        layers = {name: layer.to(device) for name, layer in rivals}
+        for turn, (name, layer) in product(range(repeats + 3), layers.items()):
             spent = clock(lambda layer=layer: layer(x).backward(dy), device)  # type: ignore[misc]
             x.grad = None
             layer.zero_grad()
             if turn >= 3:  # the first turns warm up
-                times[name].append(spent)
+                times.setdefault(name, []).append(spent)
     return {
         "shape": list(shape),
         "dtype": str(dtype).removeprefix("torch."),
@@ -131,7 +132,7 @@ def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> d
     }
 
 
-def variants(shape: tuple[int, ...], compiled: bool) -> Iterator[tuple[str, nn.Module]]:
+def eager(shape: tuple[int, ...]) -> Iterator[tuple[str, nn.Module]]:
     """Ours first, then the peers that can be had here."""
     ours, plain = (
         (GhostBatchNorm1d, nn.BatchNorm1d)
@@ -142,9 +143,6 @@ def variants(shape: tuple[int, ...], compiled: bool) -> Iterator[tuple[str, nn.M
     yield "ghostbatch", ours(channels, GHOST)
     yield "BatchNorm", plain(channels)
     yield "loop over chunks", Loop(plain(channels))
-    if compiled:
-        yield "BatchNorm compiled", torch.compile(plain(channels))
-        yield "plain code compiled", torch.compile(PlainCode(channels))
     if len(shape) == 2 and importlib.util.find_spec("pytorch_tabnet"):
         from pytorch_tabnet.tab_network import GBN  # noqa: PLC0415
 
@@ -154,6 +152,13 @@ def variants(shape: tuple[int, ...], compiled: bool) -> Iterator[tuple[str, nn.M
 
         kind = composer._GhostBatchNorm1d if len(shape) == 2 else composer._GhostBatchNorm2d
         yield "composer", kind(plain(channels), GHOST)
+
+
+def compiled_code(shape: tuple[int, ...]) -> Iterator[tuple[str, nn.Module]]:
+    """What torch.compile makes; its entry code is slow to start, so it takes turns by itself."""
+    plain = nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d
+    yield "BatchNorm compiled", torch.compile(plain(shape[1]))
+    yield "plain code compiled", torch.compile(PlainCode(shape[1]))
 
 
 class Loop(nn.Module):

@@ -61,7 +61,7 @@ def plain_loop(recipe, updates):
 def test_a_run_is_the_loop_that_anyone_would_write(tiny, tmp_path, change):
     recipe = replace(tiny, precision="fp64", **change)
     records = []
-    train(recipe, out=tmp_path, on_record=records.append)
+    train(recipe, out=tmp_path, device="cpu", on_record=records.append)
     model, losses = plain_loop(recipe, updates=16)
 
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["state"]["model"]
