@@ -5,10 +5,10 @@
     python benchmarks/norm_layer.py --json results/norm_layer/cpu.json
 
 Variants are interleaved, one call of each in turn, and medians are compared, so that a slow moment
-of the machine hits all of them; compiled ones take turns among themselves. On a CPU the allocator is told to keep freed memory: otherwise the
-page faults of fresh outputs, the same for everyone, hide the rest. Where a process's memory happens
-to lie matters too, so everything is measured in several processes, and the ratios given are medians
-over them, with the smallest and the largest.
+of the machine hits all of them; compiled ones take turns among themselves. On a CPU the allocator
+is told to keep freed memory: else the page faults of fresh outputs, the same for everyone, hide
+the rest. Where a process's memory happens to lie matters too, so everything is measured in several
+processes, and the ratios given are medians over them, with the smallest and the largest.
 """
 
 import argparse
