@@ -62,14 +62,12 @@ def kill_at(out: Path, how: signal.Signals, after: float) -> None:
     workers = workers_of(study.pid)
     study.send_signal(how)
     _, stderr = study.communicate(timeout=20)
-    if study.returncode != 0:  # it may have been through already
-        expected = {
-            signal.SIGKILL: -9,
-            signal.SIGTERM: 143,
-            signal.SIGINT: 130,
-        }
-        assert study.returncode == expected[how], stderr
+    expected = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
+    if study.returncode == expected[how]:
         assert "Traceback" not in stderr
+    else:  # it was through already, or still importing torch, where Python's own handlers act
+        assert study.returncode in (0, -how, 1), stderr
+        assert study.returncode == 0 or after < 3, stderr
     deadline = time.monotonic() + 5
     while any(alive(worker) for worker in workers):
         assert time.monotonic() < deadline, "a worker outlived its study"
