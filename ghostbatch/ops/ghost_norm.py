@@ -21,7 +21,12 @@ from ghostbatch.ops.reference import (
     ghost_sizes,
     values_per_channel,
 )
-from ghostbatch.ops.running import settle_after_backward, update_running, update_running_op
+from ghostbatch.ops.running import (
+    Buffers,
+    settle_after_backward,
+    update_running,
+    update_running_op,
+)
 
 
 def ghost_batch_norm(
@@ -92,12 +97,12 @@ def ghost_batch_norm(
         y, statistics = ghost_norm(x, weight, bias, ghost, eps)
         if running_mean is not None and running_var is not None:
             moments = statistics.detach()[::2]
-            options = (moments, momentum, running, group)
+            moving = (running_mean, running_var, num_batches_tracked)
             if torch.compiler.is_compiling():
-                update_running_op(running_mean, running_var, num_batches_tracked, *options)
+                update_running_op(*moving, moments, momentum, running, group)
             else:
                 _warn_of_uneven_ghosts(x.shape[0], ghost, group)
-                update_running(running_mean, running_var, num_batches_tracked, *options)
+                update_running(Buffers(*moving, momentum, running), moments, group)
     if residual is not None:
         y = y + residual
     return ACTIVATIONS[activation](y)

@@ -48,29 +48,25 @@ _queued_for: int | None = None  # the backward whose end will settle them
 
 
 def update_running(
-    running_mean: Tensor,
-    running_var: Tensor,
-    num_batches_tracked: Tensor | None,
-    statistics: Tensor,
-    momentum: float | None,
-    running: str,
-    group: Group,
+    buffers: Buffers, statistics: Tensor, group: Group, *, defer: bool = True
 ) -> None:
     """Do the exponential updates by ``statistics`` (means and variances, (2, K, C)), oldest first.
 
     With ``momentum=None`` the running statistics become the average over all ghosts so far; with
-    ``running="mean"`` there is one update, with the ghosts' mean.
+    ``running="mean"`` there is one update, with the ghosts' mean. ``defer`` leaves the exchange
+    with other ranks to the end of backward.
 
     A forward that is re-run inside backward, by activation checkpointing, does not count again.
     """
     if inside_backward():
         return
-    buffers = Buffers(running_mean, running_var, num_batches_tracked, momentum, running)
     share = _share(buffers, statistics)
     if ranks_in(group) == 1:
         _apply(buffers, [share])
-    else:
+    elif defer:
         PENDING.setdefault((group, share.sums.device), []).append(Pending(buffers, share))
+    else:
+        _exchange([Pending(buffers, share)], group)
 
 
 def settle_after_backward() -> None:
@@ -142,7 +138,11 @@ def _apply(buffers: Buffers, shares: Sequence[Share]) -> None:
         buffer.copy_(now)
 
 
-def _update_running_now(
+@torch.library.custom_op(
+    "ghostbatch::update_running",
+    mutates_args=("running_mean", "running_var", "num_batches_tracked"),
+)
+def update_running_op(
     running_mean: Tensor,
     running_var: Tensor,
     num_batches_tracked: Tensor | None,
@@ -151,27 +151,13 @@ def _update_running_now(
     running: str,
     group: str | None,
 ) -> None:
-    """As `update_running`, for compiled code.
+    """As `update_running`, for compiled code, which must ask anew whether it is being re-run.
 
-    It must ask each time it runs whether it is being re-run. And the buffers that it is handed may
-    be copies that live only as long as the call, so nothing can be left pending: ranks exchange
-    their shares at once, layer by layer.
+    The buffers that it is handed may be copies that live only as long as the call, so nothing can
+    be left pending: ranks exchange their shares at once, layer by layer.
     """
-    if inside_backward():
-        return
     buffers = Buffers(running_mean, running_var, num_batches_tracked, momentum, running)
-    share = _share(buffers, statistics)
-    if ranks_in(group) == 1:
-        _apply(buffers, [share])
-    else:
-        _exchange([Pending(buffers, share)], group)
-
-
-update_running_op = torch.library.custom_op(
-    "ghostbatch::update_running",
-    _update_running_now,
-    mutates_args=("running_mean", "running_var", "num_batches_tracked"),
-)
+    update_running(buffers, statistics, group, defer=False)
 
 
 @update_running_op.register_fake
