@@ -13,9 +13,8 @@ def f1_digits() -> Recipe:
     Command: ``ghostbatch train f1-digits``.
     Expected: 94.4 % (0.3 over seeds), in 5 seconds on one core.
 
-    The rate is half of the 0.1 that the paper gives to F1 on MNIST: with 16 updates in all, the
-    large batch cannot take five times more than that (at 0.1, +LR fell below LB in one seed of
-    three).
+    The rate is half of the 0.1 that the paper gives to F1 on MNIST. At 0.1, with 16 updates in all,
+    +LR came out below LB: 85.7 (4.6 over seeds) against 88.6 (0.6).
     """
     return Recipe(
         model="f1",
