@@ -2,7 +2,7 @@
 
 from ghostbatch.data.datasets import DATASETS, ImageData, Split, load
 from ghostbatch.data.draws import generator, key
-from ghostbatch.data.feed import Feed
+from ghostbatch.data.feed import Feed, Piece
 from ghostbatch.data.stream import PermutationStream
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Feed",
     "ImageData",
     "PermutationStream",
+    "Piece",
     "Split",
     "generator",
     "key",

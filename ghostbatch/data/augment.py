@@ -14,18 +14,24 @@ class PadCropFlip:
     pad: int
     fill: int
 
-    def __call__(self, images: Tensor, draw: torch.Generator) -> Tensor:
-        """Augment uint8 ``images`` (N, C, H, W); ``draw`` decides each image's crop and flip."""
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """What becomes of each of ``count`` images: top, left, and flipped or not, (3, count)."""
+        corners = torch.randint(2 * self.pad + 1, (2, count), generator=generator)
+        flips = torch.rand(1, count, generator=generator) < 0.5
+        return torch.cat([corners, flips.long()])
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Augment uint8 ``images`` (N, C, H, W) as ``draws`` (3, N) say."""
         count, channels, height, width = images.shape
-        top, left = torch.randint(2 * self.pad + 1, (2, count, 1), generator=draw)
-        flip = torch.rand(count, 1, generator=draw) < 0.5
-        rows = top + torch.arange(height)
-        columns = left + torch.arange(width)
-        columns = torch.where(flip, columns.flip(1), columns)
+        device = images.device
+        top, left, flip = draws.to(device).unsqueeze(-1)
+        rows = top + torch.arange(height, device=device)
+        columns = left + torch.arange(width, device=device)
+        columns = torch.where(flip.bool(), columns.flip(1), columns)
         padded = F.pad(images, [self.pad] * 4, value=self.fill)
         return padded[
-            torch.arange(count, device=images.device).view(-1, 1, 1, 1),
-            torch.arange(channels, device=images.device).view(1, -1, 1, 1),
-            rows.to(images.device).view(count, 1, height, 1),
-            columns.to(images.device).view(count, 1, 1, width),
+            torch.arange(count, device=device).view(-1, 1, 1, 1),
+            torch.arange(channels, device=device).view(1, -1, 1, 1),
+            rows.view(count, 1, height, 1),
+            columns.view(count, 1, 1, width),
         ]

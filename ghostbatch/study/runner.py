@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,13 +14,14 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import IO, Any, cast
 
-import torch
-
 from ghostbatch.errors import InputError
 from ghostbatch.study.studies import Cell
 from ghostbatch.train import Record, Summary
 from ghostbatch.train.files import locked
 from ghostbatch.train.folder import RunFolder
+
+PATIENCE = 20.0
+"""Seconds that workers get for their last checkpoint."""
 
 OnNews = Callable[[Cell, Record | Summary], None]
 
@@ -45,7 +48,8 @@ def run_cells(
     folders = {cell: RunFolder(cell.folder(out), cell.plan) for cell in cells}
     for folder in folders.values():
         if folder.summary() is None:
-            folder.load(torch.device("cpu"))
+            with warnings.catch_warnings(action="ignore"):  # the worker will say it
+                folder.checkpoints.load()
     options = {"device": device, "threads": 1, "checkpoint_seconds": checkpoint_seconds}
     with locked(out) as lock:
         waiting: deque[Cell] = deque()
@@ -98,6 +102,18 @@ def _work_through(
                 if waiting:
                     give(worker)
     finally:
+        _stop(workers)
+
+
+def _stop(workers: Sequence["Worker"]) -> None:
+    """Have every worker save what it is at and end; a second interruption ends them at once."""
+    try:
+        for worker in workers:
+            worker.ask_to_end()
+        deadline = time.monotonic() + PATIENCE
+        for worker in workers:
+            worker.wait(deadline - time.monotonic())
+    finally:
         for worker in workers:
             worker.stop()
 
@@ -131,6 +147,15 @@ class Worker:
         with suppress(BrokenPipeError):
             self._stdin.write(json.dumps(job) + "\n")
             self._stdin.flush()
+
+    def ask_to_end(self) -> None:
+        """A cell that is running takes a checkpoint first."""
+        self._process.terminate()
+
+    def wait(self, seconds: float) -> None:
+        """Give it so long to end."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, seconds))
 
     def stop(self) -> None:
         """End the process, at once: what it was at continues from its checkpoint."""

@@ -2,6 +2,7 @@
 
 from ghostbatch.train.folder import read_header
 from ghostbatch.train.loop import find_device, train
+from ghostbatch.train.ranks import is_first
 from ghostbatch.train.record import OnRecord, Record, Summary, read_records, read_summary
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "Record",
     "Summary",
     "find_device",
+    "is_first",
     "read_header",
     "read_records",
     "read_summary",

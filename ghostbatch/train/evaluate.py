@@ -6,20 +6,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ghostbatch.train.ranks import Ranks
+
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], autocast: torch.autocast
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    autocast: torch.autocast,
+    device: torch.device,
+    ranks: Ranks,
 ) -> tuple[float, float]:
-    """Mean loss and accuracy in percent, with running statistics; the model's mode is kept."""
+    """Mean loss and accuracy in percent over every rank's batches; the model's mode is kept."""
     training = model.training
     model.eval()
-    loss, correct, count = 0.0, 0, 0
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # of loss, right answers, samples
     for images, labels in batches:
         with autocast:
             outputs = model(images)
-        loss += float(F.cross_entropy(outputs.double(), labels, reduction="sum"))
-        correct += int((outputs.argmax(1) == labels).sum())
-        count += len(labels)
+        losses = F.cross_entropy(outputs.double(), labels, reduction="none")
+        correct = outputs.argmax(1) == labels
+        sums += torch.stack([losses, correct, torch.ones_like(losses)]).sum(1)
     model.train(training)
-    return loss / count, 100 * correct / count
+    loss, correct, samples = ranks.sum(sums).tolist()
+    return loss / samples, 100 * correct / samples

@@ -12,13 +12,23 @@ from ghostbatch.errors import InputError
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that appears under its name only when all of it is on the disk."""
+def atomic_file(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]:
+    """Write a file that appears under its name only when all of it is on the disk.
+
+    What had the name before is kept as ``previous``, if that is given. At every moment one of the
+    two is whole.
+    """
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)  # a full disk needs the room
+        raise
+    if previous is not None and path.exists():
+        path.replace(previous)
     partial.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

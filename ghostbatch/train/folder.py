@@ -11,10 +11,9 @@ import torch
 import ghostbatch
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import Plan
+from ghostbatch.train.checkpoint import Checkpoints
 from ghostbatch.train.files import atomic_file
 from ghostbatch.train.record import Summary, read_summary, to_json
-
-CHECKPOINT_FORMAT = 1
 
 
 class RunFolder:
@@ -25,13 +24,12 @@ class RunFolder:
         self.samples = plan.samples
         self.recipe = plan.recipe.as_dict()
         self.metrics = path / "metrics.jsonl"
-        self._run, self._checkpoint, self._summary = (
-            path / name for name in ("run.json", "checkpoint.pt", "summary.json")
-        )
+        self._run, self._summary = (path / name for name in ("run.json", "summary.json"))
+        self.checkpoints = Checkpoints(path, self.recipe)
         if path.exists() and not path.is_dir():
             raise InputError("out", f"{path} is a file", "choose another folder")
         header = self.header()
-        if not header and (self.metrics.exists() or self._checkpoint.exists()):
+        if not header and (self.metrics.exists() or self.checkpoints.exist()):
             raise InputError(
                 "out", f"{path} holds files of another program", "choose another folder"
             )
@@ -76,28 +74,6 @@ class RunFolder:
         """Write the summary, last of all: its presence means that the run has ended."""
         with atomic_file(self._summary) as file:
             file.write(to_json(summary).encode() + b"\n")
-
-    def save(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint."""
-        with atomic_file(self._checkpoint) as file:
-            torch.save({"format": CHECKPOINT_FORMAT, "recipe": self.recipe, **state}, file)
-
-    def load(self, device: torch.device) -> dict[str, Any] | None:
-        """The checkpoint's state, if there is a checkpoint."""
-        if not self._checkpoint.exists():
-            return None
-        remedy = "delete it to start this run again"
-        try:
-            state = torch.load(self._checkpoint, map_location=device, weights_only=True)
-        except Exception as error:
-            reason = str(error).strip().split("\n")[0].split(". ")[0]
-            problem = f"{self._checkpoint} cannot be read ({reason or type(error).__name__})"
-            raise InputError("checkpoint", problem, remedy) from None
-        if not isinstance(state, dict) or state.get("format") != CHECKPOINT_FORMAT:
-            raise InputError("checkpoint", f"{self._checkpoint} is not of this program", remedy)
-        if state.get("recipe") != self.recipe:
-            raise InputError("checkpoint", f"{self._checkpoint} is of another recipe", remedy)
-        return dict(state)
 
 
 def read_header(folder: Path) -> dict[str, Any]:

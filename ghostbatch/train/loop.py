@@ -1,21 +1,26 @@
 """The story of one run."""
 
-import tempfile
+import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from math import isfinite
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 from ghostbatch.data import load
 from ghostbatch.diagnostics import log_spaced
 from ghostbatch.errors import InputError
+from ghostbatch.nn import to_whole
 from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.train.cut import cut_batch
 from ghostbatch.train.files import locked
 from ghostbatch.train.folder import RunFolder
+from ghostbatch.train.ranks import Ranks, joined
 from ghostbatch.train.record import OnRecord, Summary
-from ghostbatch.train.session import Session
+from ghostbatch.train.session import Interval, Session
+from ghostbatch.train.signals import Signals
+from ghostbatch.train.state import State
 
 DEVICES = ("cpu", "cuda", "mps")
 
@@ -25,63 +30,91 @@ def train(
     *,
     out: str | Path | None = None,
     device: str | torch.device | None = None,
+    micro: int | None = None,
     threads: int | None = None,
     evaluations: int = 20,
     checkpoint_seconds: float = 30.0,
+    checkpoint_updates: int | None = None,
     on_record: OnRecord | None = None,
 ) -> Summary:
     """Run a recipe to its end, or go on with it where the folder says that it stopped.
 
+    Started by torchrun, or inside a process group, it is one run on all ranks, with the numbers
+    that it would have on one. A SIGINT or SIGTERM is answered when the update at hand is done and
+    saved; a second one at once.
+
     Args:
         recipe: decides every number.
-        out: the run's folder; without one nothing is kept.
-        device: "cpu", "cuda", ...; the GPU if there is one.
+        out: the run's folder; without one nothing is kept. The first rank reads and writes it.
+        device: "cpu", "cuda", ...; the GPU if there is one, each rank its own.
+        micro: samples per backward pass, over all ranks; less memory for the same numbers.
         threads: for the CPU's arithmetic; a resumed run keeps those it began with.
         evaluations: how often the test set is looked at, evenly over the updates; it is looked
             at four times per factor of ten in updates as well, so that the beginning is seen.
         checkpoint_seconds: time between checkpoints.
-        on_record: called with every record that goes to ``metrics.jsonl``.
+        checkpoint_updates: at most so many updates between checkpoints, besides.
+        on_record: called, on the first rank, with every record that goes to ``metrics.jsonl``.
 
     """
     where = find_device(device)
-    if threads is not None and threads < 1:
-        raise InputError("threads", f"{threads} is below 1", "use 1 or more")
-    if evaluations < 1:
-        raise InputError("evaluations", f"{evaluations} is below 1", "use 1 or more")
+    for name, value in (
+        *(("threads", threads), ("evaluations", evaluations)),
+        ("checkpoint_updates", checkpoint_updates),
+    ):
+        if value is not None and value < 1:
+            raise InputError(name, f"{value} is below 1", "use 1 or more")
     data = load(recipe.data)
     plan = recipe.plan(len(data.train))
     looks = _evenly(plan.updates, evaluations) | set(log_spaced(plan.updates, per_decade=4))
     looks.discard(plan.updates)  # the end is looked at once, when its checkpoint is safe
     notes = looks | set(log_spaced(plan.updates))
 
-    with _folder_of(plan, out) as folder, _own_draws(where):
-        if (ended := folder.summary()) is not None:
-            return ended
-        saved = folder.load(where)  # refused, if it must be, before anything is written
-        with (
-            _threads(folder.begin(where, threads or torch.get_num_threads())),
-            closing(Session(plan, data, folder, where, saved, on_record)) as session,
-        ):
-            state = session.state
-            if state.update == 0:
-                session.record_validation()
-            while state.update < plan.updates:
-                session.step()
-                if state.update in notes and not isfinite(session.record_training().loss):
-                    return session.end(session.record_validation())
-                if state.update in looks:
+    with joined(where) as ranks, _own_draws(where):
+        state = State(plan, data, where)
+        cut = cut_batch(recipe, state.model, micro, ranks.world)
+        if cut.whole and ranks.world > 1:
+            to_whole(state.model)
+        with _folder_of(plan, out, ranks) as folder:
+            if (ended := ranks.from_first(folder.summary)) is not None:
+                return ended
+            # refused, if it must be, before anything is written
+            saved = ranks.from_first(folder.checkpoints.load) or {"metrics": 0}
+            if "state" in saved:
+                state.load_state_dict(saved["state"])
+            count = threads or torch.get_num_threads()
+            checkpoints = Interval(checkpoint_seconds, checkpoint_updates)
+            going = (plan, data, state, cut, ranks, folder, saved["metrics"], checkpoints)
+            with (
+                _threads(ranks.from_first(lambda: folder.begin(where, count))),
+                closing(Session(*going, on_record)) as session,
+                Signals(launched=ranks.world > 1) as signals,
+            ):
+                if state.update == 0:
                     session.record_validation()
-                session.save(every=checkpoint_seconds)
-            session.save()
-            return session.end(session.record_validation())
+                while state.update < plan.updates:
+                    step = session.step(stop=signals.noted is not None)
+                    if step.problem is not None:
+                        return session.give_up(step.problem)
+                    if state.update in notes:
+                        session.record_training()
+                    if state.update in looks:
+                        session.record_validation()
+                    session.save_if_due()
+                    if step.stop:
+                        session.save()
+                        signals.follow()
+                session.save()
+                return session.end()
 
 
 def find_device(name: str | torch.device | None) -> torch.device:
     """The device asked for, or else the GPU if there is one."""
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.empty(0, device=device)
         usable = device.type in DEVICES
     except (RuntimeError, AssertionError):  # how PyTorch says no depends on its build
@@ -96,15 +129,18 @@ def _evenly(updates: int, times: int) -> set[int]:
 
 
 @contextmanager
-def _folder_of(plan: Plan, out: str | Path | None) -> Iterator[RunFolder]:
-    """The run's own folder, locked; a passing one if nothing is to be kept."""
-    if out is None:
-        with tempfile.TemporaryDirectory() as passing:
-            yield RunFolder(Path(passing), plan)
-    else:
-        folder = RunFolder(Path(out), plan)
-        with locked(folder.path):
-            yield folder
+def _folder_of(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[RunFolder]:
+    """The run's own folder, locked by the first rank; a passing one if nothing is to be kept."""
+    with ExitStack() as held:
+
+        def open_it() -> RunFolder:
+            if out is None:
+                return RunFolder(Path(held.enter_context(TemporaryDirectory())), plan)
+            folder = RunFolder(Path(out), plan)
+            held.enter_context(locked(folder.path))
+            return folder
+
+        yield ranks.from_first(open_it)
 
 
 @contextmanager

@@ -50,6 +50,8 @@ class Summary:
     epochs: float
     distance: float
     seconds: float
+    reason: str | None = None
+    """Of a run that diverged: the update, where it began, and the remedy."""
 
 
 OnRecord = Callable[[Record], None]
@@ -131,5 +133,5 @@ def _sound(value: Any) -> bool:
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
     """The way back: null is NaN, except where a field may be absent."""
-    optional = {"gradient_norm", "clipped"}
+    optional = {"gradient_norm", "clipped", "reason"}
     return {k: float("nan") if v is None and k not in optional else v for k, v in fields.items()}

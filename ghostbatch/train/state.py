@@ -8,10 +8,11 @@ from torch.optim import SGD
 
 from ghostbatch.data import ImageData, key
 from ghostbatch.diagnostics import WeightDistance
-from ghostbatch.nn import find_model, to_ghost
+from ghostbatch.nn import Place, find_model, place_dropout, to_ghost
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.step import Tally
+from ghostbatch.train.watch import Watch
 
 
 class State:
@@ -19,6 +20,7 @@ class State:
 
     def __init__(self, plan: Plan, data: ImageData, device: torch.device) -> None:
         recipe, regime = plan.recipe, plan.regime
+        self.device = device
         self.update = 0
         self.seconds = 0.0
         self.model = initial_model(recipe, data).to(device, parameter_dtype(recipe))
@@ -32,10 +34,13 @@ class State:
             self.optimizer, regime, samples_per_epoch=plan.samples, batch=plan.held_batch
         )
         self.distance = WeightDistance(self.model)
-        self.tally = Tally.empty(device)
+        self.tally = Tally()
+        self.watch = Watch()
+        self.place = Place(device)
+        place_dropout(self.model, self.place)
 
     def _parts(self) -> dict[str, Any]:
-        names = ("model", "optimizer", "scheduler", "distance", "tally")
+        names = ("model", "optimizer", "scheduler", "distance", "tally", "watch")
         return {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> dict[str, Any]:

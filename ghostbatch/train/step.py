@@ -1,40 +1,36 @@
-"""One weight update, and the running means of what it reports."""
+"""The gradient of one update, and the running means of what is reported of updates."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import Optimizer
+
+from ghostbatch.data import Piece
+from ghostbatch.train.ranks import accumulating
 
 
 @dataclass
 class Tally:
-    """Sums over updates, kept on the device so that no update waits for the host."""
+    """Sums over updates of loss, accuracy, gradient norm, and clipped or not."""
 
-    sums: Tensor
-    """Of loss, accuracy, gradient norm, and clipped or not."""
+    sums: list[float] = field(default_factory=lambda: [0.0] * 4)
     updates: int = 0
 
-    @classmethod
-    def empty(cls, device: torch.device) -> "Tally":
-        """Nothing counted yet."""
-        return cls(torch.zeros(4, dtype=torch.float64, device=device))
-
-    def add(self, loss: Tensor, accuracy: Tensor, norm: Tensor, clipped: Tensor) -> None:
+    def add(self, loss: float, accuracy: float, norm: float, clipped: bool) -> None:
         """Count one update."""
-        self.sums += torch.stack([v.detach().double() for v in (loss, accuracy, norm, clipped)])
+        found = (loss, accuracy, norm, float(clipped))
+        self.sums = [total + value for total, value in zip(self.sums, found, strict=True)]
         self.updates += 1
 
     def means(self) -> dict[str, float]:
         """The means since the last call, which starts the next."""
-        means = (self.sums / self.updates).tolist()
-        self.sums.zero_()
-        self.updates = 0
         names = ("loss", "accuracy", "gradient_norm", "clipped")
-        return dict(zip(names, means, strict=True))
+        means = {n: total / self.updates for n, total in zip(names, self.sums, strict=True)}
+        self.sums, self.updates = [0.0] * 4, 0
+        return means
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -42,35 +38,37 @@ class Tally:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting."""
-        self.sums.copy_(state["sums"])
-        self.updates = state["updates"]
+        self.sums, self.updates = list(state["sums"]), state["updates"]
 
 
-def update_weights(
-    model: nn.Module,
-    optimizer: Optimizer,
-    images: Tensor,
-    labels: Tensor,
+def take_gradients(
+    parallel: nn.Module,
+    pieces: Iterable[tuple[Piece, bool]],
+    factor: float,
     weights: Tensor | None,
-    clip: float | None,
     autocast: torch.autocast,
-    tally: Tally,
-) -> None:
-    """Forward, backward, clip, step.
+    at: Callable[[Piece], None],
+) -> Tensor:
+    """Add up the gradients of this rank's pieces; return its sums of loss and right answers.
 
-    The gradient is the mean over samples of ``weights`` times each sample's gradient; the loss
-    that is tallied is not weighted. Clipping comes before weight decay, which is the optimizer's.
+    Args:
+        parallel: the model; after the last piece its gradients are means over the ranks.
+        pieces: each with whether another one follows.
+        factor: of the summed loss, so that the gradients come out as means over the batch.
+        weights: of every sample of the batch; the sums that are returned are not weighted.
+        autocast: the arithmetic.
+        at: called before each piece.
+
     """
-    with autocast:
-        outputs = model(images)
-        losses = F.cross_entropy(outputs, labels, reduction="none")
-    optimizer.zero_grad(set_to_none=True)
-    (losses if weights is None else losses * weights).mean().backward()
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if clip is not None:
-        clip_grads_with_norm_(parameters, clip, norm)
-    optimizer.step()
-    accuracy = 100 * (outputs.argmax(1) == labels).double().mean()
-    clipped = norm > clip if clip is not None else torch.zeros_like(norm)
-    tally.add(losses.mean(), accuracy, norm, clipped)
+    sums = torch.zeros((), dtype=torch.float64)
+    for piece, more in pieces:
+        at(piece)
+        with accumulating(parallel, more):
+            with autocast:
+                outputs = parallel(piece.images)
+                losses = F.cross_entropy(outputs, piece.labels, reduction="none")
+            weighed = losses if weights is None else losses * weights[piece.positions].to(losses)
+            (weighed.sum() * factor).backward()
+        correct = outputs.detach().argmax(1) == piece.labels
+        sums = sums.to(losses.device) + torch.stack([losses.detach().double(), correct]).sum(1)
+    return sums

@@ -11,6 +11,11 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def augmented(batch, pad, fill, draw):
+    augment = PadCropFlip(pad, fill)
+    return augment(batch, augment.draw(len(batch), draw))
+
+
 def images(*shape):
     return torch.randint(256, shape, generator=seeded(9), dtype=torch.uint8)
 
@@ -18,8 +23,8 @@ def images(*shape):
 def one_by_one(batch, pad, fill, draw):
     """The slow twin: the same draws, applied to one image after the other."""
     count, channels, height, width = batch.shape
-    tops, lefts = torch.randint(2 * pad + 1, (2, count, 1), generator=draw).flatten(1).tolist()
-    flips = (torch.rand(count, 1, generator=draw) < 0.5).flatten().tolist()
+    tops, lefts = torch.randint(2 * pad + 1, (2, count), generator=draw).tolist()
+    flips = (torch.rand(count, generator=draw) < 0.5).tolist()
     results = []
     for image, top, left, flip in zip(batch.numpy(), tops, lefts, flips, strict=True):
         canvas = np.full((channels, height + 2 * pad, width + 2 * pad), fill, dtype=np.uint8)
@@ -34,7 +39,7 @@ def one_by_one(batch, pad, fill, draw):
 def test_a_batch_is_augmented_as_a_loop_over_its_images_would(shape, pad, fill):
     batch = images(*shape)
     untouched = batch.clone()
-    result = PadCropFlip(pad, fill)(batch, seeded())
+    result = augmented(batch, pad, fill, seeded())
     assert result.dtype == torch.uint8
     assert result.equal(one_by_one(batch, pad, fill, seeded()))
     assert batch.equal(untouched)
@@ -45,7 +50,7 @@ def test_every_crop_and_flip_is_equally_likely():
     canvas = np.pad(image[0, 0].numpy(), 1, constant_values=200)
     crops = [canvas[y : y + 4, x : x + 4] for y in range(3) for x in range(3)]
     outcomes = {o.tobytes() for crop in crops for o in (crop, crop[:, ::-1])}
-    results = PadCropFlip(pad=1, fill=200)(image.expand(count, 1, 4, 4), seeded())
+    results = augmented(image.expand(count, 1, 4, 4), 1, 200, seeded())
     seen, times = np.unique([r.numpy().tobytes() for r in results], return_counts=True)
     assert len(outcomes) == 18
     assert set(seen) == outcomes
@@ -54,5 +59,5 @@ def test_every_crop_and_flip_is_equally_likely():
 
 
 def test_another_generator_gives_other_crops():
-    batch, augment = images(64, 1, 8, 8), PadCropFlip(pad=2, fill=0)
-    assert not augment(batch, seeded(0)).equal(augment(batch, seeded(1)))
+    batch = images(64, 1, 8, 8)
+    assert not augmented(batch, 2, 0, seeded(0)).equal(augmented(batch, 2, 0, seeded(1)))

@@ -61,7 +61,7 @@ def test_an_unknown_data_set_is_refused_with_those_that_are_known():
 
 def test_a_feed_hands_out_the_streams_samples_with_mean_zero_and_deviation_one(digits):
     whole = feed(digits)
-    images, labels = whole.train_batch(3)
+    (_, images, labels) = next(whole.pieces(3, [slice(None)]))
     order = whole.stream.indices(3)
     assert labels.equal(digits.train.labels[order])
     assert (
@@ -74,9 +74,10 @@ def test_a_feed_hands_out_the_streams_samples_with_mean_zero_and_deviation_one(d
 def test_augmentation_is_drawn_by_seed_and_update_and_spares_the_test_images(digits):
     augmented = feed(digits, batch=50, augment=True)
     plain = digits.train.images[augmented.stream.indices(7)]
-    expected = digits.augmentation(plain, generator(0, "augment", 7))
-    augmented.train_batch(2)
-    images, _ = augmented.train_batch(7)
+    draws = digits.augmentation.draw(50, generator(0, "augment", 7))
+    expected = digits.augmentation(plain, draws)
+    next(augmented.pieces(2, [slice(None)]))
+    _, images, _ = next(augmented.pieces(7, [slice(None)]))
     assert (images * digits.deviation + digits.mean).round().byte().equal(expected)
     assert not expected.equal(plain)
     pieces = zip(augmented.test_batches(300), feed(digits).test_batches(300), strict=True)
@@ -84,6 +85,6 @@ def test_augmentation_is_drawn_by_seed_and_update_and_spares_the_test_images(dig
 
 
 def test_the_test_set_comes_in_order_and_whole(digits):
-    pieces = feed(digits).test_batches(300)
+    pieces = list(feed(digits).test_batches(300))
     assert [len(labels) for _, labels in pieces] == [300, 300, 300, 100]
     assert torch.cat([labels for _, labels in pieces]).equal(digits.test.labels)

@@ -126,7 +126,7 @@ def test_two_studies_on_one_folder_do_not_mix(tmp_path):
     assert "is in use by another process; wait or choose another" in second.stderr
 
 
-def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path):
+def test_damaged_checkpoints_are_refused_in_one_line(tmp_path):
     (cell,) = find_study("quick").cells(["SB"], [0])
     folder = cell.folder(tmp_path)
 
@@ -136,7 +136,8 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train(cell.recipe, out=folder, device="cpu", on_record=interrupt, checkpoint_seconds=0)
-    (folder / "checkpoint.pt").write_bytes(b"not a checkpoint")
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        (folder / name).write_bytes(b"not a checkpoint")
     done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("ghostbatch: checkpoint: ")

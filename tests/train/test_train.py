@@ -163,7 +163,10 @@ def test_divergence_is_said_and_ends_the_run(tiny, tmp_path):
     assert summary.status == "diverged"
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written["status"] == "diverged"
-    assert written["loss"] is None
+    assert written["reason"] == (
+        "update 2: the loss is nan, first in the output of layer 4 (Linear); "
+        "clip the gradient (clip 5), lower regime.lr or add regime.warmup"
+    )
     assert train(hot, out=tmp_path).status == "diverged"
 
 
@@ -210,21 +213,48 @@ def half_done(recipe, folder):
         train(recipe, out=folder, on_record=interrupt, checkpoint_seconds=0)
 
 
-def test_a_truncated_checkpoint_is_refused(tiny, tmp_path):
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:100_000])
+
+
+def flip_a_bit(path):
+    """In the middle of the weights."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def replace_by_foreign(path):
+    torch.save({"weights": torch.zeros(3)}, path)
+
+
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, replace_by_foreign])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
+    tiny, tmp_path, outcome, damage
+):
+    train(tiny, out=tmp_path / "whole")
+    half_done(tiny, tmp_path / "cut")
+    damage(tmp_path / "cut" / "checkpoint.pt")
+    with pytest.warns(UserWarning, match=r"checkpoint.pt .*; going on from checkpoint.previous.pt"):
+        train(tiny, out=tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, replace_by_foreign])
+def test_where_no_checkpoint_is_whole_the_run_is_refused(tiny, tmp_path, damage):
     half_done(tiny, tmp_path)
-    checkpoint = tmp_path / "checkpoint.pt"
-    checkpoint.write_bytes(checkpoint.read_bytes()[:100_000])
-    with pytest.raises(
-        InputError, match=r"^checkpoint: .*checkpoint.pt cannot be read.*; delete it"
-    ):
+    damage(tmp_path / "checkpoint.pt")
+    (tmp_path / "checkpoint.previous.pt").unlink()
+    with pytest.raises(InputError, match=r"^checkpoint: .*checkpoint.pt .*; delete it"):
         train(tiny, out=tmp_path)
 
 
-@pytest.mark.parametrize("content", [{"weights": torch.zeros(3)}, torch.zeros(3)], ids=type)
-def test_a_foreign_checkpoint_is_refused(tiny, tmp_path, content):
+@pytest.mark.parametrize(("number", "word"), [(99, "newer"), (1, "older")])
+def test_a_checkpoint_of_another_format_is_refused_by_name(tiny, tmp_path, number, word):
     half_done(tiny, tmp_path)
-    torch.save(content, tmp_path / "checkpoint.pt")
-    with pytest.raises(InputError, match=r"^checkpoint: .* is not of this program; delete it"):
+    content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    torch.save({**content, "format": number}, tmp_path / "checkpoint.pt")
+    with pytest.raises(InputError, match=f"^checkpoint: .* is of format {number}, {word} than"):
         train(tiny, out=tmp_path)
 
 

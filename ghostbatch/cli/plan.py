@@ -1,0 +1,80 @@
+"""``ghostbatch plan``: a recipe adapted to another batch, next to the original."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table as Grid
+
+from ghostbatch.cli.flags import name_first, parse
+from ghostbatch.data import load
+from ghostbatch.optim import Rule
+from ghostbatch.recipe import Hold, Plan
+from ghostbatch.report.page import show_rates
+from ghostbatch.study import find_recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """A recipe adapted to another batch, next to the original."""
+
+    batch: int
+    """Samples per update of the adapted recipe, over all ranks."""
+    lr_rule: Rule = "sqrt"
+    """How the learning rate follows the batch."""
+    ghost: int | Literal["auto"] | None = "auto"
+    """Samples per ghost; auto is base_batch, at most 128; None is plain batch norm."""
+    hold: Hold = "updates"
+    """What stays as it was: the number of updates, or that of epochs."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def plan_command(argv: Sequence[str]) -> None:
+    """Print the original and the adapted recipe side by side."""
+    name, rest = name_first(argv, "recipe", "plan")
+    recipe = find_recipe(name)
+    options = parse(PlanOptions, rest, f"plan {name}")
+    ghost = options.ghost
+    if ghost == "auto":
+        ghost = min(128, recipe.base_batch, options.batch)
+    adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold)
+    samples = len(load(recipe.data).train)
+    plans = {"original": recipe.plan(samples), "adapted": adapted.plan(samples)}
+    if options.json:
+        print(json.dumps({which: _plan_data(plan) for which, plan in plans.items()}, indent=2))
+        return
+    grid = Grid("", *plans, title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    shown = [_plan_lines(plan) for plan in plans.values()]
+    for name in shown[0]:
+        grid.add_row(name, *(lines[name] for lines in shown))
+    Console().print(grid)
+
+
+def _plan_data(plan: Plan) -> dict[str, Any]:
+    seen = plan.seen
+    return {
+        "batch": plan.recipe.batch,
+        "lr": plan.regime.lr,
+        "drops": [[float(epoch), *rates] for epoch, *rates in seen.drops],
+        "drop_updates": list(plan.drop_updates),
+        "updates": plan.updates,
+        "epochs": float(seen.epochs),
+        "ghosts": plan.ghosts,
+        "ghost": plan.recipe.ghost,
+    }
+
+
+def _plan_lines(plan: Plan) -> dict[str, str]:
+    seen, ghost = plan.seen, plan.recipe.ghost
+    return {
+        "batch": f"{plan.recipe.batch:,}",
+        "learning rate": f"{plan.regime.lr:.4g}",
+        "drops (epoch)": ", ".join(f"{d[1]:.4g} ({float(d[0]):.4g})" for d in seen.drops) or "none",
+        "rates (update)": show_rates(plan),
+        "updates": f"{plan.updates:,}",
+        "epochs": f"{float(seen.epochs):.4g}",
+        "ghosts": f"{plan.ghosts} of {ghost}" if ghost else "plain batch norm",
+    }

@@ -1,0 +1,130 @@
+"""The processes that train one model together; one process is the case of one rank."""
+
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ghostbatch.errors import InputError
+
+Answer = TypeVar("Answer")
+
+# They are PyTorch's public names, and absent from builds without torch.distributed.
+_rendezvous: Any = getattr(dist, "rendezvous", None)
+_PrefixStore: Any = getattr(dist, "PrefixStore", None)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process among the others. With one rank nothing is ever sent."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that reads and writes files."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add up every rank's values, in place."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def from_first(self, ask: Callable[[], Answer]) -> Answer:
+        """What the first rank answers, on every rank; what it refuses, all refuse."""
+        if self.world == 1:
+            return ask()
+        box: list[Any] = [None]
+        if self.first:
+            try:
+                box = [ask()]
+            except (InputError, OSError) as error:
+                box = [error]
+        dist.broadcast_object_list(box)
+        if isinstance(box[0], InputError | OSError):
+            raise box[0]
+        return box[0]  # type: ignore[no-any-return]
+
+    def first_of(self, found: str | None) -> str | None:
+        """What the lowest rank that found something has found."""
+        if self.world == 1:
+            return found
+        everyone: list[str | None] = [None] * self.world
+        dist.all_gather_object(everyone, found)
+        return next(filter(None, everyone), None)
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """The model with its gradients averaged over ranks; buffers are equal without help."""
+        if self.world == 1:
+            return model
+        known = inspect.signature(DistributedDataParallel).parameters
+        newer = "forward_sync_buffers" in known  # later releases of PyTorch have renamed it
+        quiet = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
+        return DistributedDataParallel(model, **quiet)  # type: ignore[arg-type]
+
+
+def accumulating(parallel: nn.Module, more: bool) -> AbstractContextManager[Any]:
+    """While there is ``more`` of the batch to come, gradients stay with their rank."""
+    if more and isinstance(parallel, DistributedDataParallel):
+        return parallel.no_sync()
+    return nullcontext()
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Ranks]:
+    """The ranks that torchrun has started, or those of the caller's own process group."""
+    if dist.is_available() and dist.is_initialized():
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        store, rank, world = next(_rendezvous("env://"))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=_PrefixStore(agree_on_name(store, rank, world), store),
+            rank=rank,
+            world_size=world,
+        )
+        try:
+            yield Ranks(dist.get_rank(), dist.get_world_size())
+        finally:
+            dist.destroy_process_group()
+    else:
+        yield Ranks()
+
+
+def agree_on_name(store: Any, rank: int, world: int) -> str:
+    """A name for this start of the ranks, which no earlier start has used.
+
+    After a restart torchrun hands out the same store again, with the addresses of ranks that are
+    gone. So the first rank names the start. It answers whatever greeting it finds, the old ones
+    too, until everyone has had its answer.
+    """
+    mine = uuid4().hex
+    if rank > 0:
+        store.set(f"greeting/{rank}", mine)
+        name = str(store.get(f"answer/{mine}").decode())
+        store.set(f"heard/{name}/{rank}", "")
+        return name
+    for other in range(1, world):
+        while not store.check([f"heard/{mine}/{other}"]):
+            greeting = store.get(f"greeting/{other}").decode()
+            store.set(f"answer/{greeting}", mine)
+            time.sleep(0.01)
+    return mine
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all: the first rank, or the only one."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,84 @@
+"""One run on many ranks and in micro-batches: the numbers of one rank and one pass."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).with_name("ranks.py")
+SPEC = importlib.util.spec_from_file_location("train_ranks", SCRIPT)
+ranks = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(ranks)
+
+
+def torchrun(count, *command, **options):
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={count}", *map(str, command)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """All variants on one rank, two and four."""
+    folder = tmp_path_factory.mktemp("runs")
+    ranks.main(folder, world=1)
+    for count in (2, 4):
+        done = torchrun(count, SCRIPT, folder)
+        assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+CASES = [
+    (name, count, micro)
+    for name, recipe in ranks.VARIANTS.items()
+    for count in (1, 2, 4)
+    for micro in ranks.micros(recipe)
+    if (count, micro) != (1, None)
+]
+
+
+def state(folder):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)["state"]
+
+
+def assert_close(mine, whole, path=""):
+    if isinstance(whole, dict):
+        assert mine.keys() == whole.keys(), path
+        for key in whole:
+            assert_close(mine[key], whole[key], f"{path}/{key}")
+    elif isinstance(whole, torch.Tensor):
+        torch.testing.assert_close(mine, whole, rtol=1e-9, atol=1e-9, msg=path)
+    elif not path.endswith("seconds"):
+        assert mine == (pytest.approx(whole, rel=1e-9) if isinstance(whole, float) else whole), path
+
+
+@pytest.mark.parametrize(("name", "count", "micro"), CASES)
+def test_weights_statistics_momentum_and_records_are_those_of_one_rank(out, name, count, micro):
+    one, many = (out / name / f"{n} ranks" / f"micro {m}" for n, m in ((1, None), (count, micro)))
+    assert_close(state(many), state(one))
+    lines = [(f / "metrics.jsonl").read_text().splitlines() for f in (many, one)]
+    for mine, whole in zip(*lines, strict=True):
+        assert_close(json.loads(mine), json.loads(whole))
+
+
+def test_the_variants_use_what_they_are_meant_to_test(out):
+    """Dropout and crops change the run; clipping acts in some updates and not in others."""
+    records = [
+        json.loads(line)
+        for line in (out / "scaled rate" / "1 ranks" / "micro None" / "metrics.jsonl")
+        .read_text()
+        .splitlines()
+    ]
+    clipped = [r["clipped"] for r in records if r["split"] == "train"]
+    assert 0 < sum(clipped) / len(clipped) < 1
