@@ -16,14 +16,22 @@ from rich.table import Table as Grid
 
 from ghostbatch import __version__
 from ghostbatch.cli.flags import name_first, parse
-from ghostbatch.data import DATASETS, load
+from ghostbatch.data import DATASETS, find_info
 from ghostbatch.errors import InputError
 from ghostbatch.nn import MODELS
 from ghostbatch.optim import Rule
 from ghostbatch.recipe import Hold, Plan, Recipe
 from ghostbatch.report.page import show_rates, write_report
 from ghostbatch.report.terminal import StudyProgress, clock, print_tables
-from ghostbatch.study import RECIPES, STUDIES, WorkerDied, find_recipe, find_study, run_cells
+from ghostbatch.study import (
+    PROVISIONAL,
+    RECIPES,
+    STUDIES,
+    WorkerDied,
+    find_recipe,
+    find_study,
+    run_cells,
+)
 from ghostbatch.train import Record, train
 
 USAGE = """\
@@ -98,15 +106,21 @@ def list_command(argv: Sequence[str]) -> None:
     """Print every name that the other commands take."""
     parse(_NoOptions, argv, "list")
     described = (
-        ("recipes", {name: _first_line(make) for name, make in RECIPES.items()}),
+        ("recipes", {name: _recipe_line(name) for name in RECIPES}),
         ("studies", {name: _first_line(make) for name, make in STUDIES.items()}),
         ("networks", {name: _first_line(make) for name, make in MODELS.items()}),
         ("data sets", {name: _first_line(make) for name, make in DATASETS.items()}),
     )
+    width = max(len(name) for _, entries in described for name in entries)
     for title, entries in described:
         print(title)
         for name, line in entries.items():
-            print(f"  {name:<12} {line}")
+            print(f"  {name:<{width}} {line}")
+
+
+def _recipe_line(name: str) -> str:
+    mark = " (provisional)" if name in PROVISIONAL else ""
+    return _first_line(RECIPES[name]) + mark
 
 
 def _first_line(thing: Callable[..., Any]) -> str:
@@ -146,7 +160,7 @@ def plan_command(argv: Sequence[str]) -> None:
     if ghost == "auto":
         ghost = min(128, recipe.base_batch, options.batch)
     adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold)
-    samples = len(load(recipe.data).train)
+    samples = find_info(recipe.data).samples
     plans = {"original": recipe.plan(samples), "adapted": adapted.plan(samples)}
     if options.json:
         print(json.dumps({which: _plan_data(plan) for which, plan in plans.items()}, indent=2))
