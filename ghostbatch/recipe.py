@@ -5,7 +5,7 @@ from fractions import Fraction
 from math import isfinite
 from typing import Any, Literal, get_args
 
-from ghostbatch.data import DATASETS
+from ghostbatch.data import find_dataset
 from ghostbatch.errors import InputError
 from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_sizes
@@ -20,10 +20,10 @@ class Recipe:
     """One run. Where it happens (device, folder, threads) is an argument of `train` instead."""
 
     model: str
-    """Network, by name."""
+    """Network: a name of ours, torchvision:NAME, timm:NAME or python:MODULE:FUNCTION."""
 
     data: str
-    """Data set, by name."""
+    """Data set: a name of ours, folder:PATH or synthetic:SHAPE."""
 
     batch: int
     """Samples per update, over all ranks."""
@@ -63,7 +63,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         find_model(self.model)
-        _choose("data", self.data, tuple(DATASETS))
+        find_dataset(self.data)
         _choose("lr_rule", self.lr_rule, get_args(Rule))
         _choose("running", self.running, get_args(Running))
         _choose("hold", self.hold, get_args(Hold))

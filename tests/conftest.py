@@ -1,6 +1,7 @@
 """What the tests share: a recipe that runs in a moment, and how to compare two runs."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,12 @@ import pytest
 import torch
 
 from ghostbatch import Recipe, Regime
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests of real data run where there are some."""
+    if item.get_closest_marker("real_data") and not os.environ.get("GHOSTBATCH_DATA"):
+        pytest.skip("GHOSTBATCH_DATA names no folder of data sets")
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from ghostbatch.cli.train import train_command
 from ghostbatch.data import DATASETS
 from ghostbatch.errors import InputError
 from ghostbatch.nn import MODELS
-from ghostbatch.study import RECIPES, STUDIES, WorkerDied
+from ghostbatch.study import PROVISIONAL, RECIPES, STUDIES, WorkerDied
 from ghostbatch.train import is_first
 
 USAGE = """\
@@ -98,15 +98,21 @@ def list_command(argv: Sequence[str]) -> None:
     """Print every name that the other commands take."""
     parse(_NoOptions, argv, "list")
     described = (
-        ("recipes", {name: _first_line(make) for name, make in RECIPES.items()}),
+        ("recipes", {name: _recipe_line(name) for name in RECIPES}),
         ("studies", {name: _first_line(make) for name, make in STUDIES.items()}),
         ("networks", {name: _first_line(make) for name, make in MODELS.items()}),
         ("data sets", {name: _first_line(make) for name, make in DATASETS.items()}),
     )
+    width = max(len(name) for _, entries in described for name in entries)
     for title, entries in described:
         print(title)
         for name, line in entries.items():
-            print(f"  {name:<12} {line}")
+            print(f"  {name:<{width}} {line}")
+
+
+def _recipe_line(name: str) -> str:
+    mark = " (provisional)" if name in PROVISIONAL else ""
+    return _first_line(RECIPES[name]) + mark
 
 
 def _first_line(thing: Callable[..., Any]) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from ghostbatch.cli.flags import name_first, parse
-from ghostbatch.data import load
+from ghostbatch.data import find_info
 from ghostbatch.optim import Rule
 from ghostbatch.recipe import Hold, Plan
 from ghostbatch.report.page import show_rates
@@ -41,7 +41,7 @@ def plan_command(argv: Sequence[str]) -> None:
     if ghost == "auto":
         ghost = min(128, recipe.base_batch, options.batch)
     adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold)
-    samples = len(load(recipe.data).train)
+    samples = find_info(recipe.data).samples
     plans = {"original": recipe.plan(samples), "adapted": adapted.plan(samples)}
     if options.json:
         print(json.dumps({which: _plan_data(plan) for which, plan in plans.items()}, indent=2))

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ghostbatch.ops import Running, ghost_batch_norm
 from ghostbatch.ops.ghost_norm import check_options
 from ghostbatch.ops.ranks import Group, name_of
+from ghostbatch.ops.reference import Activation
 from ghostbatch.ops.running import settle
 
 if TYPE_CHECKING:
@@ -68,8 +69,16 @@ class GhostBatchNorm(_BatchNorm):
         self.running = running
         self.process_group = name_of(process_group)
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.BatchNorm's name for it)
-        """Normalise per ghost in training, by the running statistics in evaluation."""
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 (nn.BatchNorm's name for it)
+        residual: Tensor | None = None,
+        activation: Activation | None = None,
+    ) -> Tensor:
+        """Normalise per ghost in training, by the running statistics in evaluation.
+
+        What often follows can be part of it: the result is ``activation(norm(input) + residual)``.
+        """
         # As nn.BatchNorm: turning track_running_stats off stops the updates, not the use.
         moving = self.track_running_stats or not self.training
         return _ghost_batch_norm(
@@ -85,6 +94,8 @@ class GhostBatchNorm(_BatchNorm):
             eps=self.eps,
             running=self.running,
             num_batches_tracked=self.num_batches_tracked,
+            activation=activation,
+            residual=residual,
             group=self.process_group,
         )
 

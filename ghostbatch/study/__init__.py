@@ -1,10 +1,11 @@
 """The paper's tables and figures, declared, and the runner that executes their cells."""
 
-from ghostbatch.study.recipes import RECIPES, find_recipe
+from ghostbatch.study.recipes import PROVISIONAL, RECIPES, find_recipe
 from ghostbatch.study.runner import OnNews, WorkerDied, run_cells
 from ghostbatch.study.studies import STUDIES, Cell, Study, columns, find_study
 
 __all__ = [
+    "PROVISIONAL",
     "RECIPES",
     "STUDIES",
     "Cell",

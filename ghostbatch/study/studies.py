@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from ghostbatch.data import load
+from ghostbatch.data import find_info
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.study.recipes import find_recipe
@@ -73,7 +73,7 @@ class Study:
         cells = []
         for row in self.rows:
             recipe = find_recipe(row)
-            samples = len(load(recipe.data).train)
+            samples = find_info(recipe.data).samples
             recipes = accumulate(self.columns.values(), lambda r, step: step(r), initial=recipe)
             next(recipes)  # the row before any column
             for column, adapted in zip(self.columns, recipes, strict=True):

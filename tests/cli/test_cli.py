@@ -8,12 +8,14 @@ import pytest
 
 import ghostbatch
 from ghostbatch import cli
+from ghostbatch.study import PROVISIONAL
 
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Run a command in an empty folder; return its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GHOSTBATCH_DATA", raising=False)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["ghostbatch", *words])
@@ -39,6 +41,9 @@ BAD = {
     "folder": "report nowhere",
     "model": "train f1-digits --model vgg99",
     "data": "train f1-digits --data letters",
+    "data ": "train f1-mnist",
+    "data  ": "train f1-digits --data synthetic:3x32",
+    "model ": "train f1-digits --model python:nothing",
     "batch": "train f1-digits --batch 1",
     "batch ": "train f1-digits --batch 4001 --base-batch 32",
     "batch  ": "plan f1-digits --batch 4096",
@@ -132,8 +137,21 @@ def test_plan_prints_both_recipes_side_by_side(run):
 
 def test_list_names_everything(run):
     _, out, _ = run("list")
-    for name in ("f1-digits", "quick", "f1", "digits"):
+    for name in ("f1-digits", "wresnet16-4-cifar100", "quick", "f1", "digits", "fashion-mnist"):
         assert f"  {name} " in out
+
+
+def test_list_marks_the_recipes_that_are_provisional(run):
+    _, out, _ = run("list")
+    marked = {line.split()[0] for line in out.splitlines() if line.endswith("(provisional)")}
+    assert marked == PROVISIONAL
+
+
+def test_plan_needs_no_files_of_the_data_set(run):
+    _, out, _ = run("plan", "resnet44-cifar10", "--batch", "4096", "--json")
+    plans = json.loads(out)
+    assert plans["original"]["updates"] == plans["adapted"]["updates"] == 78_125
+    assert plans["adapted"]["drop_updates"] == [31_641, 47_656, 64_063]
 
 
 def test_train_takes_every_field_of_the_recipe_as_a_flag(run, tmp_path):

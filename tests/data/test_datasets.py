@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ghostbatch.data import Feed, generator, load
-from ghostbatch.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +50,6 @@ def test_mean_and_deviation_are_those_numpy_finds_in_the_training_images(digits)
     assert digits.mean.tolist() == pytest.approx([pixels.mean()], rel=1e-12)
     assert digits.deviation.tolist() == pytest.approx([pixels.std()], rel=1e-9)
     assert digits.mean.item() == pytest.approx(255 * 0.1307, rel=0.03)  # the whole of MNIST
-
-
-def test_an_unknown_data_set_is_refused_with_those_that_are_known():
-    with pytest.raises(InputError, match=r"^data: 'letters' is unknown; .*digits") as raised:
-        load("letters")
-    assert raised.value.field == "data"
 
 
 def test_a_feed_hands_out_the_streams_samples_with_mean_zero_and_deviation_one(digits):

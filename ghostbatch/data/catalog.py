@@ -1,0 +1,105 @@
+"""Data sets by name: what is known of each, and how to load it."""
+
+import os
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+
+from ghostbatch.data import readers
+from ghostbatch.data.datasets import ImageData, Info
+from ghostbatch.data.synthetic import parse, synthetic
+from ghostbatch.errors import InputError
+
+Loader = Callable[[Path, bool], ImageData]
+"""Takes the folder of all data sets, and whether to download what is not there."""
+
+
+def imagenet(data_dir: Path, download: bool) -> ImageData:
+    """ImageNet (ILSVRC 2012): 1,281,167 + 50,000 images in a thousand classes."""
+    del data_dir, download
+    raise NotImplementedError("image folders")
+
+
+DATASETS: dict[str, Loader] = {
+    "digits": readers.digits,
+    "mnist": readers.mnist,
+    "fashion-mnist": readers.fashion_mnist,
+    "cifar10": readers.cifar10,
+    "cifar100": readers.cifar100,
+    "imagenet": imagenet,
+}
+
+INFO: dict[str, Info] = {
+    "digits": Info(4_000, 1_000, 10, (1, 28, 28)),
+    "mnist": Info(60_000, 10_000, 10, (1, 28, 28)),
+    "fashion-mnist": Info(60_000, 10_000, 10, (1, 28, 28)),
+    "cifar10": Info(50_000, 10_000, 10, (3, 32, 32)),
+    "cifar100": Info(50_000, 10_000, 100, (3, 32, 32)),
+    "imagenet": Info(1_281_167, 50_000, 1000, (3, 224, 224)),
+}
+
+
+def find_dataset(name: str) -> Loader:
+    """Look up the loader of a data set by name; beside ours, folder:PATH and synthetic:SHAPE."""
+    if name in DATASETS:
+        return DATASETS[name]
+    family, _, rest = name.partition(":")
+    if family == "synthetic":
+        parse(rest)
+        return lambda _data_dir, _download: synthetic(rest)
+    if family == "folder" and rest:
+        return partial(_folder, rest)
+    close = get_close_matches(name, DATASETS, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise InputError(
+        "data",
+        f"{name!r} is unknown",
+        f"{hint}choose one of {', '.join(DATASETS)}, folder:PATH or synthetic:SHAPE",
+    )
+
+
+def find_info(name: str) -> Info:
+    """The sizes of a data set, known without its files.
+
+    >>> find_info("cifar10").samples
+    50000
+    """
+    find_dataset(name)
+    family, _, rest = name.partition(":")
+    if family == "synthetic":
+        return parse(rest)
+    if family == "folder":
+        raise NotImplementedError("image folders")
+    return INFO[name]
+
+
+def load(
+    name: str, data_dir: str | os.PathLike[str] | None = None, download: bool = False
+) -> ImageData:
+    """Load a data set by name.
+
+    Args:
+        name: one of `DATASETS`, ``folder:PATH`` or ``synthetic:SHAPE``.
+        data_dir: the folder that holds the data sets, laid out as torchvision does it; None is
+            the environment's GHOSTBATCH_DATA or else ``data`` in the current folder.
+        download: get what is not there.
+
+    """
+    loader = find_dataset(name)
+    root = find_data_dir(data_dir)
+    data = loader(root, download)
+    if name in INFO and data.info != INFO[name]:
+        raise readers.damaged(name, root, f"it has {data.info} where {INFO[name]} belongs")
+    return data
+
+
+def find_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder given, or that of GHOSTBATCH_DATA, or ``data`` in the current folder."""
+    chosen = Path(data_dir or os.environ.get("GHOSTBATCH_DATA") or "data")
+    return chosen.expanduser().absolute()  # messages show it to people who forgot where they are
+
+
+def _folder(path: str, data_dir: Path, download: bool) -> ImageData:
+    del path, data_dir, download
+    raise NotImplementedError("image folders")

@@ -1,0 +1,166 @@
+"""Data sets on disk, by torchvision's readers and checksums; and the one in the package."""
+
+import gzip
+import pickle
+import shutil
+import warnings
+import zlib
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from ghostbatch.data.augment import PadCropFlip
+from ghostbatch.data.datasets import ImageData, Split
+from ghostbatch.errors import InputError
+from ghostbatch.nn.external import import_torchvision
+
+
+def digits(data_dir: Path, download: bool) -> ImageData:
+    """5,000 MNIST digits that come with the package: 4,000 to train on, 1,000 to test on."""
+    del data_dir, download
+    with (files("ghostbatch.data") / "embedded" / "digits.npz").open("rb") as file:
+        arrays = dict(np.load(file))
+
+    def split(part: str) -> Split:
+        images = torch.from_numpy(arrays[f"{part}_images"]).unsqueeze(1)
+        return Split(images, torch.from_numpy(arrays[f"{part}_labels"]).long())
+
+    return ImageData("digits", 10, split("train"), split("test"), PadCropFlip(pad=2, fill=0))
+
+
+def mnist(data_dir: Path, download: bool) -> ImageData:
+    """MNIST: 60,000 + 10,000 grey digits of 28 x 28 pixels."""
+    return _idx("mnist", "MNIST", data_dir, download)
+
+
+def fashion_mnist(data_dir: Path, download: bool) -> ImageData:
+    """Fashion-MNIST: 60,000 + 10,000 grey images of clothes, 28 x 28 pixels."""
+    return _idx("fashion-mnist", "FashionMNIST", data_dir, download)
+
+
+def cifar10(data_dir: Path, download: bool) -> ImageData:
+    """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32 pixels in ten classes."""
+    return _cifar("cifar10", "CIFAR10", data_dir, download)
+
+
+def cifar100(data_dir: Path, download: bool) -> ImageData:
+    """CIFAR-100: 50,000 + 10,000 colour images of 32 x 32 pixels in a hundred classes."""
+    return _cifar("cifar100", "CIFAR100", data_dir, download)
+
+
+def damaged(name: str, folder: Path, problem: str) -> InputError:
+    """The files are there and cannot be what they should be."""
+    return InputError(
+        "data",
+        f"{name} in {folder} is damaged: {problem}",
+        f"delete {folder} and get it again with --download",
+    )
+
+
+# ------------------------------------------------------------------------------------------ MNIST
+
+
+def _idx(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
+    reader = getattr(import_torchvision().datasets, kind)
+    folder = data_dir / kind / "raw"
+    plain = [folder / Path(file).stem for file, _ in reader.resources]
+    packed = [folder / file for file, _ in reader.resources]
+    if download:
+        _download(name, reader, data_dir)
+    if all(path.exists() for path in plain):
+        train, test = _read(name, reader, data_dir, folder)
+    elif all(path.exists() for path in packed):
+        with TemporaryDirectory() as passing:  # the folder may be another's: nothing is written
+            for archive, path in zip(packed, plain, strict=True):
+                unpacked = Path(passing) / path.relative_to(data_dir)
+                unpacked.parent.mkdir(parents=True, exist_ok=True)
+                _gunzip(name, archive, unpacked)
+            train, test = _read(name, reader, Path(passing), folder)
+    else:
+        raise _missing(name, plain)
+
+    def split(part: Any) -> Split:
+        return Split(part.data.unsqueeze(1), part.targets.long())
+
+    return ImageData(name, 10, split(train), split(test), PadCropFlip(pad=2, fill=0))
+
+
+def _gunzip(name: str, archive: Path, target: Path) -> None:
+    try:
+        with gzip.open(archive) as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise damaged(name, archive.parent, f"{archive.name}: {error}") from None
+
+
+# ------------------------------------------------------------------------------------------ CIFAR
+
+
+def _cifar(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
+    torchvision = import_torchvision()
+    reader = getattr(torchvision.datasets, kind)
+    folder = data_dir / reader.base_folder
+    sums = dict([*reader.train_list, *reader.test_list])
+    sums[reader.meta["filename"]] = reader.meta["md5"]
+    if download:
+        _download(name, reader, data_dir)
+    if not all((folder / file).exists() for file in sums):
+        raise _missing(name, [folder / file for file in sums])
+    intact = torchvision.datasets.utils.check_integrity
+    wrong = [file for file, md5 in sums.items() if not intact(folder / file, md5)]
+    if wrong:
+        raise damaged(name, folder, f"the checksum of {', '.join(wrong)} is wrong")
+    train, test = _read(name, reader, data_dir, folder)
+
+    def split(part: Any) -> Split:
+        images = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()
+        return Split(images, torch.tensor(part.targets))
+
+    return ImageData(
+        name, len(train.classes), split(train), split(test), PadCropFlip(pad=4, fill=127)
+    )
+
+
+# ------------------------------------------------------------------------------------ torchvision
+
+
+def _read(name: str, reader: Any, root: Path, folder: Path) -> tuple[Any, Any]:
+    """Both parts, as torchvision reads them below ``root``; ``folder`` is for the message."""
+    try:
+        with warnings.catch_warnings():
+            # NumPy's, of how the arrays in CIFAR's files were pickled in 2009.
+            warnings.filterwarnings("ignore", r"dtype\(\): align should be passed")
+            return reader(root, train=True), reader(root, train=False)
+    except (RuntimeError, ValueError, AssertionError, KeyError, EOFError, pickle.PickleError) as e:
+        raise damaged(name, folder, _line(e)) from None
+
+
+def _download(name: str, reader: Any, root: Path) -> None:
+    try:
+        reader(root, download=True)
+    except (RuntimeError, OSError) as error:
+        raise InputError(
+            "data",
+            f"{name} could not be downloaded to {root}: {_line(error)}",
+            "get it elsewhere, and point --data-dir or GHOSTBATCH_DATA at it",
+        ) from None
+
+
+def _missing(name: str, paths: list[Path]) -> InputError:
+    """One line: where it was looked for, how to get it, how to point at it."""
+    folder = paths[0].parent
+    lacking = [path.name for path in paths if not path.exists()]
+    what = "is not" if len(lacking) == len(paths) else f"lacks {', '.join(lacking)}"
+    return InputError(
+        "data",
+        f"{name} {what} in {folder}",
+        "get it with --download, or say where it is with --data-dir or GHOSTBATCH_DATA",
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

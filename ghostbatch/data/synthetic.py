@@ -1,0 +1,69 @@
+"""Images of any shape that need no files, for speed tests: noise, and a pattern for each class."""
+
+import re
+from math import prod
+
+import torch
+
+from ghostbatch.data.augment import PadCropFlip
+from ghostbatch.data.datasets import ImageData, Info, Split
+from ghostbatch.data.draws import generator
+from ghostbatch.errors import InputError
+
+CLASSES = 10
+SAMPLES = 4096
+COARSE = 4
+"""Patterns are so many blocks high and wide: they survive crops."""
+PIECE = 2**24
+"""Bytes that are made at a time: there is no second copy of what may be gigabytes."""
+
+
+def parse(shape: str) -> Info:
+    """Read ``CHANNELSxHEIGHTxWIDTH[xCLASSES][:SAMPLES]``.
+
+    >>> parse("3x32x32x100:5000")
+    Info(samples=5000, test_samples=1250, classes=100, shape=(3, 32, 32))
+    >>> parse("1x28x28").samples
+    4096
+    """
+    read = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?(?::(\d+))?", shape, re.ASCII)
+    numbers = [int(number) for number in read.groups() if number is not None] if read else [0]
+    if read is None or not all(numbers):
+        raise InputError(
+            "data",
+            f"'synthetic:{shape}' has no shape",
+            "write synthetic:3x32x32 or, with classes and samples, synthetic:3x32x32x100:5000",
+        )
+    channels, height, width, *_ = numbers
+    if height != width:
+        raise InputError(
+            "data", f"'synthetic:{shape}' is not square", "give height and width the same number"
+        )
+    classes, samples = int(read[4] or CLASSES), int(read[5] or SAMPLES)
+    return Info(samples, max(1, samples // 4), classes, (channels, height, width))
+
+
+def synthetic(shape: str) -> ImageData:
+    """Random images, half noise and half the pattern of their class; the same at every call."""
+    info = parse(shape)
+    blocks = (info.classes, info.shape[0], COARSE, COARSE)
+    draw = generator(0, "synthetic patterns")
+    patterns = torch.randint(128, blocks, dtype=torch.uint8, generator=draw)
+
+    def split(part: str, count: int) -> Split:
+        draw = generator(0, f"synthetic {part}")
+        labels = torch.randint(info.classes, (count,), generator=draw)
+        images = torch.randint(128, (count, *info.shape), dtype=torch.uint8, generator=draw)
+        rows, columns = (torch.arange(size) * COARSE // size for size in info.shape[1:])
+        step = max(1, PIECE // prod(info.shape))
+        for some, which in zip(images.split(step), labels.split(step), strict=True):
+            some.add_(patterns[which][:, :, rows[:, None], columns])
+        return Split(images, labels)
+
+    return ImageData(
+        f"synthetic:{shape}",
+        info.classes,
+        split("train", info.samples),
+        split("test", info.test_samples),
+        PadCropFlip(pad=4, fill=127),
+    )

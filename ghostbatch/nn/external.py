@@ -1,0 +1,186 @@
+"""Other people's networks by name: ``torchvision:NAME``, ``timm:NAME``, ``python:MODULE:FUNCTION``.
+
+Nothing is imported before such a name is met. What can be known of a name is checked when it is
+looked up; a missing library is reported, and a function of the user's own imported, only when the
+network is built, so that a recipe can be read where its network cannot.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ghostbatch.errors import InputError
+
+Builder = Callable[..., nn.Module]
+"""Takes ``num_classes``, ``in_channels`` and ``image_size``; returns the network."""
+
+# Some need to be told to return one tensor in training, or not to warn of their own defaults.
+TORCHVISION_OPTIONS: dict[str, dict[str, Any]] = {
+    "googlenet": {"aux_logits": False, "init_weights": True},
+    "inception_v3": {"aux_logits": False, "init_weights": True},
+}
+
+
+def from_torchvision(name: str) -> Builder:
+    """The builder of one of torchvision's classifiers."""
+    if find_spec("torchvision") is not None:
+        models = import_torchvision().models
+        _check_known("torchvision", name, models.list_models(module=models))
+
+    def build(num_classes: int = 1000, *, in_channels: int = 3, image_size: int = 224) -> nn.Module:
+        models = import_torchvision().models
+        if in_channels != 3:
+            raise InputError(
+                "model",
+                f"torchvision:{name} takes images of 3 channels, not {in_channels}",
+                f"use timm:{name} if timm has it, or a model of your own",
+            )
+        options = dict(TORCHVISION_OPTIONS.get(name, {}))
+        if name.startswith("vit_"):  # the only ones whose weights depend on it
+            options["image_size"] = image_size
+        model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
+        return model
+
+    return build
+
+
+def from_timm(name: str) -> Builder:
+    """The builder of one of timm's networks."""
+    if find_spec("timm") is not None:
+        timm = _import_timm()
+        if not timm.is_model(name):
+            _check_known("timm", name, timm.list_models())
+
+    def build(num_classes: int = 1000, *, in_channels: int = 3, image_size: int = 224) -> nn.Module:
+        timm = _import_timm()
+        options: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_channels}
+        if timm.get_pretrained_cfg(name).fixed_input_size:
+            options["img_size"] = image_size
+        model: nn.Module = timm.create_model(name, pretrained=False, **options)
+        return model
+
+    return build
+
+
+def from_python(path: str) -> Builder:
+    """The builder ``MODULE:FUNCTION``, called with those of our arguments that it takes."""
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", path):
+        raise InputError(
+            "model", f"'python:{path}' names no function", "write python:package.module:function"
+        )
+
+    def build(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) -> nn.Module:
+        ours = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+        function = _import_function(path)
+        model = function(**_accepted(function, ours))
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                "model",
+                f"python:{path} returned a {type(model).__name__}",
+                "let it return a torch.nn.Module",
+            )
+        return model
+
+    return build
+
+
+FAMILIES: dict[str, Callable[[str], Builder]] = {
+    "torchvision": from_torchvision,
+    "timm": from_timm,
+    "python": from_python,
+}
+
+
+def import_torchvision() -> ModuleType:
+    """torchvision, also where its compiled operators do not load.
+
+    Built for another torch (one with CUDA, say), torchvision leaves its operators undefined and
+    then fails as it describes them to PyTorch. No data set and no classifier uses them, so it is
+    enough that the two schemas it describes first exist.
+    """
+    try:
+        return import_module("torchvision")
+    except ModuleNotFoundError as error:
+        if error.name != "torchvision":
+            raise
+        raise _not_installed("torchvision") from None
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+    schemas = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        schemas.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]  # what the failed import left
+    torchvision = import_module("torchvision")
+    torchvision.schemas = schemas  # type: ignore[attr-defined]  # they last as long as this object
+    return torchvision
+
+
+def _import_timm() -> ModuleType:
+    try:
+        import_torchvision()  # timm imports it, and could not help itself
+        return import_module("timm")
+    except ModuleNotFoundError as error:
+        if error.name != "timm":
+            raise
+        raise _not_installed("timm") from None
+
+
+def _not_installed(library: str) -> InputError:
+    return InputError(library, "is not installed", f"run pip install {library}")
+
+
+def _check_known(family: str, name: str, known: Iterable[str]) -> None:
+    names = list(known)
+    if name in names:
+        return
+    close = get_close_matches(name, names, n=3)
+    remedy = "did you mean " + " or ".join(f"{family}:{each}" for each in close) + "?"
+    raise InputError(
+        "model",
+        f"'{family}:{name}' is unknown",
+        remedy if close else f"see the list_models of {family}",
+    )
+
+
+def _import_function(path: str) -> Callable[..., Any]:
+    module_name, _, function_name = path.partition(":")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there; something that it imports is not
+        raise InputError(
+            "model",
+            f"python:{path}: there is no module {error.name}",
+            "check the name, or add the module's folder to PYTHONPATH",
+        ) from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        close = get_close_matches(function_name, vars(module), n=1)
+        raise InputError(
+            "model",
+            f"python:{path}: {module_name} has no function {function_name}",
+            f"did you mean {close[0]}?" if close else "check the name",
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _accepted(function: Callable[..., Any], arguments: dict[str, int]) -> dict[str, int]:
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return arguments
+    takes = {
+        n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    return {name: value for name, value in arguments.items() if name in takes}

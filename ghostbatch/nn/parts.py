@@ -1,0 +1,110 @@
+"""The small parts that the paper's networks are built from."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ghostbatch.nn.norm import GhostBatchNorm
+
+
+def norm_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """``relu(norm(x) + residual)``, in one go where the norm is a ghost layer.
+
+    The layer is called as a module either way, so its hooks fire; those of a ghost layer see the
+    result after the ReLU.
+    """
+    if isinstance(norm, GhostBatchNorm):
+        return norm(x, residual=residual, activation="relu")  # type: ignore[no-any-return]
+    y = norm(x)
+    return F.relu(y if residual is None else y + residual)
+
+
+class LinearNormReLU(nn.Module):
+    """Linear, BatchNorm, ReLU."""
+
+    def __init__(self, fan_in: int, fan_out: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(fan_in, fan_out, bias=bias)
+        self.norm = nn.BatchNorm1d(fan_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From (N, fan_in) to (N, fan_out)."""
+        return norm_relu(self.norm, self.linear(x))
+
+
+class ConvNormReLU(nn.Module):
+    """Convolution without bias, 3/2 max pooling if wanted, BatchNorm, residual add, ReLU.
+
+    Args:
+        fan_in: channels of the input.
+        fan_out: channels of the output.
+        kernel: size of the filters.
+        stride: of the convolution.
+        padding: of the convolution; None keeps the size at stride 1.
+        pool: max pooling over 3 pixels with stride 2, between convolution and norm.
+
+    """
+
+    def __init__(
+        self,
+        fan_in: int,
+        fan_out: int,
+        kernel: int = 3,
+        *,
+        stride: int = 1,
+        padding: int | None = None,
+        pool: bool = False,
+    ) -> None:
+        super().__init__()
+        self.conv = conv(fan_in, fan_out, kernel, stride=stride, padding=padding)
+        self.pool = nn.MaxPool2d(3, 2) if pool else nn.Identity()
+        self.norm = nn.BatchNorm2d(fan_out)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """From (N, fan_in, H, W) to (N, fan_out, ...)."""
+        return norm_relu(self.norm, self.pool(self.conv(x)), residual)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions, each with its norm; the input is added before the last ReLU.
+
+    Where the size changes, the input goes through a 1x1 convolution with a norm of its own.
+    """
+
+    def __init__(self, fan_in: int, fan_out: int, *, stride: int = 1) -> None:
+        super().__init__()
+        self.first = ConvNormReLU(fan_in, fan_out, stride=stride)
+        self.second = ConvNormReLU(fan_out, fan_out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or fan_in != fan_out:
+            self.shortcut = nn.Sequential()
+            self.shortcut.add_module("conv", conv(fan_in, fan_out, 1, stride=stride))
+            self.shortcut.add_module("norm", nn.BatchNorm2d(fan_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From (N, fan_in, H, W) to (N, fan_out, H / stride, W / stride)."""
+        return self.second(self.first(x), residual=self.shortcut(x))  # type: ignore[no-any-return]
+
+
+def conv(
+    fan_in: int, fan_out: int, kernel: int, *, stride: int = 1, padding: int | None = None
+) -> nn.Conv2d:
+    """A convolution without bias, which the norm after it would take out again."""
+    padding = kernel // 2 if padding is None else padding
+    return nn.Conv2d(fan_in, fan_out, kernel, stride, padding, bias=False)
+
+
+def he_fan_out(model: nn.Module) -> nn.Module:
+    """Draw every convolution from He's normal distribution over its outputs; return the model."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def shrunk(size: int, kernel: int = 3, stride: int = 2, padding: int = 0) -> int:
+    """Pixels that a convolution or pooling leaves of ``size``.
+
+    >>> shrunk(32), shrunk(shrunk(32))
+    (15, 7)
+    """
+    return (size + 2 * padding - kernel) // stride + 1
