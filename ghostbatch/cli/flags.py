@@ -1,6 +1,7 @@
 """From words on the command line to typed options; a complaint is one line."""
 
 import io
+import os
 import re
 from collections.abc import Sequence
 from contextlib import redirect_stderr
@@ -71,6 +72,12 @@ def _number(text: str) -> int | float | Fraction:
     if "/" in text:
         return Fraction(text)
     return int(text) if text.isdecimal() else float(text)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 def name_first(argv: Sequence[str], what: str, command: str) -> tuple[str, Sequence[str]]:

@@ -7,17 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ghostbatch.cli.flags import name_first, parse
+from ghostbatch.cli.flags import cores, name_first, parse
 from ghostbatch.errors import InputError
 from ghostbatch.report.page import write_report
 from ghostbatch.report.terminal import StudyProgress, print_tables
 from ghostbatch.study import find_study, run_cells
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    usable = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +30,8 @@ class StudyOptions:
     """cpu, cuda, ...; None is the GPU if there is one."""
     checkpoint_seconds: float = 10.0
     """Time between checkpoints of a cell."""
+    data_dir: Path | None = None
+    """Where the data sets are; None is GHOSTBATCH_DATA, or the folder data here."""
 
 
 def study_command(argv: Sequence[str]) -> None:
@@ -61,6 +57,7 @@ def study_command(argv: Sequence[str]) -> None:
             on_news=progress.news,
             device=options.device,
             checkpoint_seconds=options.checkpoint_seconds,
+            data_dir=options.data_dir,
         )
     print_report(options.out, console)
 

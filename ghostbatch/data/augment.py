@@ -1,9 +1,8 @@
-"""Pad, crop at random and flip: a whole batch in one gather."""
+"""Pad, crop at random and flip: gathered from the whole data set in one operation."""
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -20,18 +19,21 @@ class PadCropFlip:
         flips = torch.rand(1, count, generator=generator) < 0.5
         return torch.cat([corners, flips.long()])
 
-    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Augment uint8 ``images`` (N, C, H, W) as ``draws`` (3, N) say."""
-        count, channels, height, width = images.shape
-        device = images.device
-        top, left, flip = draws.to(device).unsqueeze(-1)
-        rows = top + torch.arange(height, device=device)
-        columns = left + torch.arange(width, device=device)
+    def __call__(self, images: Tensor, chosen: Tensor, draws: Tensor) -> Tensor:
+        """Crops of ``images[chosen]`` (M, C, H, W), as ``draws`` (3, M) say.
+
+        The result is channels_last in memory: pixels of one place are looked up together.
+        """
+        height, width = images.shape[2:]
+        top, left, flip = draws.unsqueeze(-1)
+        rows = top - self.pad + torch.arange(height, device=images.device)
+        columns = left - self.pad + torch.arange(width, device=images.device)
         columns = torch.where(flip.bool(), columns.flip(1), columns)
-        padded = F.pad(images, [self.pad] * 4, value=self.fill)
-        return padded[
-            torch.arange(count, device=device).view(-1, 1, 1, 1),
-            torch.arange(channels, device=device).view(1, -1, 1, 1),
-            rows.view(count, 1, height, 1),
-            columns.view(count, 1, 1, width),
+        inside = ((rows >= 0) & (rows < height)).unsqueeze(2)
+        inside = inside & ((columns >= 0) & (columns < width)).unsqueeze(1)
+        crops = images.permute(0, 2, 3, 1)[
+            chosen.view(-1, 1, 1),
+            rows.clamp(0, height - 1).unsqueeze(2),
+            columns.clamp(0, width - 1).unsqueeze(1),
         ]
+        return torch.where(inside.unsqueeze(-1), crops, self.fill).permute(0, 3, 1, 2)

@@ -2,24 +2,41 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ghostbatch.data import readers
 from ghostbatch.data.datasets import ImageData, Info
+from ghostbatch.data.feed import Feed, TensorFeed
+from ghostbatch.data.folder import FolderData, FolderFeed, OnBadImage, list_folder
 from ghostbatch.data.synthetic import parse, synthetic
 from ghostbatch.errors import InputError
 
-Loader = Callable[[Path, bool], ImageData]
+Data = ImageData | FolderData
+Loader = Callable[[Path, bool], Data]
 """Takes the folder of all data sets, and whether to download what is not there."""
 
 
-def imagenet(data_dir: Path, download: bool) -> ImageData:
+def imagenet(data_dir: Path, download: bool) -> FolderData:
     """ImageNet (ILSVRC 2012): 1,281,167 + 50,000 images in a thousand classes."""
-    del data_dir, download
-    raise NotImplementedError("image folders")
+    root = data_dir / "imagenet"
+    if download or not root.is_dir():
+        raise InputError(
+            "data",
+            f"imagenet is not in {root}" if not download else "imagenet cannot be downloaded",
+            "get it from image-net.org into train/CLASS and val/CLASS there, or say where it is "
+            "with --data-dir or GHOSTBATCH_DATA",
+        )
+    return replace(list_folder(root, "imagenet"), pixels=IMAGENET_PIXELS)
 
+
+IMAGENET_PIXELS = (
+    (255 * 0.485, 255 * 0.456, 255 * 0.406),
+    (255 * 0.229, 255 * 0.224, 255 * 0.225),
+)
+"""Mean and deviation of each channel, as everyone uses them."""
 
 DATASETS: dict[str, Loader] = {
     "digits": readers.digits,
@@ -49,7 +66,7 @@ def find_dataset(name: str) -> Loader:
         parse(rest)
         return lambda _data_dir, _download: synthetic(rest)
     if family == "folder" and rest:
-        return partial(_folder, rest)
+        return lambda _data_dir, _download: list_folder(Path(rest), name)
     close = get_close_matches(name, DATASETS, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise InputError(
@@ -60,7 +77,7 @@ def find_dataset(name: str) -> Loader:
 
 
 def find_info(name: str) -> Info:
-    """The sizes of a data set, known without its files.
+    """The sizes of a data set, known without its files; a folder is listed.
 
     >>> find_info("cifar10").samples
     50000
@@ -70,13 +87,11 @@ def find_info(name: str) -> Info:
     if family == "synthetic":
         return parse(rest)
     if family == "folder":
-        raise NotImplementedError("image folders")
+        return list_folder(Path(rest), name).info
     return INFO[name]
 
 
-def load(
-    name: str, data_dir: str | os.PathLike[str] | None = None, download: bool = False
-) -> ImageData:
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bool = False) -> Data:
     """Load a data set by name.
 
     Args:
@@ -100,6 +115,10 @@ def find_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path:
     return chosen.expanduser().absolute()  # messages show it to people who forgot where they are
 
 
-def _folder(path: str, data_dir: Path, download: bool) -> ImageData:
-    del path, data_dir, download
-    raise NotImplementedError("image folders")
+def open_feed(
+    data: Data, *, workers: int = 2, on_bad_image: OnBadImage = "fatal", **settings: Any
+) -> Feed:
+    """The feed that suits the data; ``settings`` are what `TensorFeed` takes."""
+    if isinstance(data, FolderData):
+        return FolderFeed(data, workers=workers, on_bad_image=on_bad_image, **settings)
+    return TensorFeed(data, **settings)

@@ -34,6 +34,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def to(self, device: torch.device) -> "Split":
+        """The same on a device, with the channels of a pixel side by side."""
+        images = self.images.to(device, memory_format=torch.channels_last)
+        return Split(images, self.labels.to(device))
+
 
 @dataclass(frozen=True)
 class ImageData:

@@ -1,12 +1,12 @@
 """From the number of an update to the tensors that the network sees."""
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ghostbatch.data.datasets import ImageData, Split
+from ghostbatch.data.datasets import ImageData
 from ghostbatch.data.draws import generator
 from ghostbatch.data.stream import PermutationStream
 
@@ -19,8 +19,41 @@ class Piece(NamedTuple):
     labels: Tensor
 
 
-class Feed:
-    """Keeps a data set on the device as bytes and hands out normalised batches.
+class Feed(Protocol):
+    """What a run asks of its data. Draws are made for whole batches, however they are cut."""
+
+    def pieces(self, update: int, positions: Sequence[slice]) -> Iterable[Piece]:
+        """Parts of one training batch, made as they are asked for."""
+
+    def test_batches(
+        self, size: int = 1000, start: int = 0, step: int = 1
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """The test set in order, in batches; every ``step``-th of them from ``start`` on."""
+
+    def close(self) -> None:
+        """Let go of whatever it holds."""
+
+
+class Normalise:
+    """Bytes to numbers of mean zero and deviation one, in the layout that suits the device."""
+
+    def __init__(
+        self, mean: Tensor, deviation: Tensor, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        shape = (1, -1, 1, 1)
+        self._mean = mean.to(device, dtype).view(shape)
+        self._scale = (1 / deviation).to(device, dtype).view(shape)
+        fast = device.type == "cuda"
+        self._layout = torch.channels_last if fast else torch.contiguous_format
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalise (N, C, H, W)."""
+        numbers = images.to(self._mean.dtype, memory_format=self._layout)
+        return numbers.sub_(self._mean).mul_(self._scale)
+
+
+class TensorFeed:
+    """Keeps a data set on the device as bytes; a batch is gathered there, crops and flips included.
 
     Args:
         data: the data set.
@@ -45,38 +78,32 @@ class Feed:
         self.stream = PermutationStream(len(data.train), batch, seed)
         self.seed = seed
         self.augmentation = data.augmentation if augment else None
-        self._train, self._test = (
-            Split(split.images.to(device), split.labels.to(device))
-            for split in (data.train, data.test)
-        )
-        shape = (1, -1, 1, 1)
-        self._mean = data.mean.to(device, dtype).view(shape)
-        self._scale = (1 / data.deviation).to(device, dtype).view(shape)
+        self._device = device
+        self._train, self._test = data.train.to(device), data.test.to(device)
+        self._normalise = Normalise(data.mean, data.deviation, device, dtype)
 
     def pieces(self, update: int, positions: Iterable[slice]) -> Iterator[Piece]:
-        """Parts of one training batch, made as they are asked for.
-
-        Order and augmentation are drawn for the whole batch, so a sample's do not depend on how it
-        is cut.
-        """
+        """Parts of one training batch, made as they are asked for."""
         indices = self.stream.indices(update)
         if self.augmentation is not None:
             draw = generator(self.seed, "augment", update)
             crops = self.augmentation.draw(self.stream.batch, draw)
         for where in positions:
-            chosen = indices[where].to(self._train.labels.device)
-            images = self._train.images[chosen]
-            if self.augmentation is not None:
-                images = self.augmentation(images, crops[:, where])
+            chosen = indices[where].to(self._device)
+            if self.augmentation is None:
+                images = self._train.images[chosen]
+            else:
+                draws = crops[:, where].to(self._device)
+                images = self.augmentation(self._train.images, chosen, draws)
             yield Piece(where, self._normalise(images), self._train.labels[chosen])
 
     def test_batches(
         self, size: int = 1000, start: int = 0, step: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The test set in order, in pieces; every ``step``-th of them from ``start`` on."""
+        """The test set in order, in batches; every ``step``-th of them from ``start`` on."""
         for first in range(start * size, len(self._test), step * size):
             part = slice(first, first + size)
             yield self._normalise(self._test.images[part]), self._test.labels[part]
 
-    def _normalise(self, images: Tensor) -> Tensor:
-        return (images.to(self._mean.dtype) - self._mean) * self._scale
+    def close(self) -> None:
+        """There is nothing to let go of."""

@@ -38,6 +38,7 @@ def run_cells(
     on_news: OnNews,
     device: str | None = None,
     checkpoint_seconds: float = 10.0,
+    data_dir: Path | None = None,
 ) -> None:
     """Run all cells in order, ``jobs`` at a time; those that have ended are only reported.
 
@@ -50,7 +51,9 @@ def run_cells(
         if folder.summary() is None:
             with warnings.catch_warnings(action="ignore"):  # the worker will say it
                 folder.checkpoints.load()
-    options = {"device": device, "threads": 1, "checkpoint_seconds": checkpoint_seconds}
+    options: dict[str, Any] = {"device": device, "threads": 1}
+    options |= {"checkpoint_seconds": checkpoint_seconds}
+    options |= {"data_dir": str(data_dir)} if data_dir is not None else {}
     with locked(out) as lock:
         waiting: deque[Cell] = deque()
         for cell in cells:

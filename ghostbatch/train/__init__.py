@@ -1,5 +1,6 @@
 """One run, from recipe to summary."""
 
+from ghostbatch.train.estimate import data_bytes, estimate
 from ghostbatch.train.folder import read_header
 from ghostbatch.train.loop import find_device, train
 from ghostbatch.train.ranks import is_first
@@ -9,6 +10,8 @@ __all__ = [
     "OnRecord",
     "Record",
     "Summary",
+    "data_bytes",
+    "estimate",
     "find_device",
     "is_first",
     "read_header",

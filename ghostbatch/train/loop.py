@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from ghostbatch.data import load
+from ghostbatch.data import OnBadImage, load, open_feed
 from ghostbatch.diagnostics import log_spaced
 from ghostbatch.errors import InputError
 from ghostbatch.nn import to_whole
@@ -20,7 +20,7 @@ from ghostbatch.train.ranks import Ranks, joined
 from ghostbatch.train.record import OnRecord, Summary
 from ghostbatch.train.session import Interval, Session
 from ghostbatch.train.signals import Signals
-from ghostbatch.train.state import State
+from ghostbatch.train.state import State, parameter_dtype
 
 DEVICES = ("cpu", "cuda", "mps")
 
@@ -35,6 +35,10 @@ def train(
     evaluations: int = 20,
     checkpoint_seconds: float = 30.0,
     checkpoint_updates: int | None = None,
+    data_dir: str | Path | None = None,
+    download: bool = False,
+    workers: int = 2,
+    on_bad_image: OnBadImage = "fatal",
     on_record: OnRecord | None = None,
 ) -> Summary:
     """Run a recipe to its end, or go on with it where the folder says that it stopped.
@@ -53,24 +57,28 @@ def train(
             at four times per factor of ten in updates as well, so that the beginning is seen.
         checkpoint_seconds: time between checkpoints.
         checkpoint_updates: at most so many updates between checkpoints, besides.
+        data_dir: where the data sets are; None is GHOSTBATCH_DATA, or ``data`` here.
+        download: get the data set if it is not there.
+        workers: processes that decode the images of a folder.
+        on_bad_image: a file that cannot be read is "fatal", or "skip": said, and replaced.
         on_record: called, on the first rank, with every record that goes to ``metrics.jsonl``.
 
     """
     where = find_device(device)
     for name, value in (
         *(("threads", threads), ("evaluations", evaluations)),
-        ("checkpoint_updates", checkpoint_updates),
+        *(("checkpoint_updates", checkpoint_updates), ("workers", workers)),
     ):
         if value is not None and value < 1:
             raise InputError(name, f"{value} is below 1", "use 1 or more")
-    data = load(recipe.data)
-    plan = recipe.plan(len(data.train))
+    data = load(recipe.data, data_dir, download)
+    plan = recipe.plan(data.info.samples)
     looks = _evenly(plan.updates, evaluations) | set(log_spaced(plan.updates, per_decade=4))
     looks.discard(plan.updates)  # the end is looked at once, when its checkpoint is safe
     notes = looks | set(log_spaced(plan.updates))
 
     with joined(where) as ranks, _own_draws(where):
-        state = State(plan, data, where)
+        state = State(plan, data.info, where)
         cut = cut_batch(recipe, state.model, micro, ranks.world)
         if cut.whole and ranks.world > 1:
             to_whole(state.model)
@@ -83,7 +91,17 @@ def train(
                 state.load_state_dict(saved["state"])
             count = threads or torch.get_num_threads()
             checkpoints = Interval(checkpoint_seconds, checkpoint_updates)
-            going = (plan, data, state, cut, ranks, folder, saved["metrics"], checkpoints)
+            feed = open_feed(
+                data,
+                workers=workers,
+                on_bad_image=on_bad_image,
+                batch=recipe.batch,
+                seed=recipe.seed,
+                augment=recipe.augment,
+                device=where,
+                dtype=parameter_dtype(recipe),
+            )
+            going = (plan, feed, state, cut, ranks, folder, saved["metrics"], checkpoints)
             with (
                 _threads(ranks.from_first(lambda: folder.begin(where, count))),
                 closing(Session(*going, on_record)) as session,

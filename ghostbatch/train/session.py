@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ghostbatch.data import Feed, ImageData, Piece, generator, key
+from ghostbatch.data import Feed, Piece, generator, key
 from ghostbatch.errors import InputError
 from ghostbatch.nn import sync_statistics
 from ghostbatch.optim import noise_weights
@@ -19,7 +19,7 @@ from ghostbatch.train.evaluate import evaluate
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.record import OnRecord, Record, Recorder, Status, Summary
-from ghostbatch.train.state import State, parameter_dtype
+from ghostbatch.train.state import State
 from ghostbatch.train.step import take_gradients
 from ghostbatch.train.watch import find_nonfinite
 
@@ -46,7 +46,7 @@ class Session:
     def __init__(
         self,
         plan: Plan,
-        data: ImageData,
+        feed: Feed,
         state: State,
         cut: Cut,
         ranks: Ranks,
@@ -60,14 +60,7 @@ class Session:
         self.cut, self.pieces = cut, cut.pieces(ranks.rank)
         self.parallel = ranks.parallel(state.model)
         self.parameters = [p for p in state.model.parameters() if p.requires_grad]
-        self.feed = Feed(
-            data,
-            batch=recipe.batch,
-            seed=recipe.seed,
-            augment=recipe.augment,
-            device=self.device,
-            dtype=parameter_dtype(recipe),
-        )
+        self.feed = feed
         self.autocast = torch.autocast(
             self.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"
         )
@@ -188,6 +181,7 @@ class Session:
         """Let go of the files and of the other ranks, however the run went."""
         if self.recorder is not None:
             self.recorder.close()
+        self.feed.close()
         del self.parallel
         if self.ranks.world > 1:
             gc.collect()  # DDP is a cycle that keeps the group's threads, and they outlast Python
@@ -198,7 +192,7 @@ class Session:
         last = self._looked
         if last is None or last.update != self.state.update:
             last = self.record_validation()
-        piece = next(self.feed.pieces(self.state.update, self.pieces))
+        piece = next(iter(self.feed.pieces(self.state.update, self.pieces)))
         self._draw_for(piece)
         found = find_nonfinite(self.state.model, piece.images, self.autocast)
         sync_statistics(self.state.model)

@@ -13,7 +13,7 @@ def seeded(seed=0):
 
 def augmented(batch, pad, fill, draw):
     augment = PadCropFlip(pad, fill)
-    return augment(batch, augment.draw(len(batch), draw))
+    return augment(batch, torch.arange(len(batch)), augment.draw(len(batch), draw))
 
 
 def images(*shape):
@@ -56,6 +56,14 @@ def test_every_crop_and_flip_is_equally_likely():
     assert set(seen) == outcomes
     share = 1 / 18
     assert np.abs(times / count - share).max() < 4 * np.sqrt(share * (1 - share) / count)
+
+
+def test_images_are_chosen_and_cropped_in_one_go():
+    batch, augment = images(30, 3, 8, 8), PadCropFlip(2, 9)
+    chosen = torch.tensor([7, 7, 0, 29])
+    draws = augment.draw(4, seeded())
+    expected = augment(batch[chosen], torch.arange(4), draws)
+    assert augment(batch, chosen, draws).equal(expected)
 
 
 def test_another_generator_gives_other_crops():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ghostbatch.data import Feed, generator, load
+from ghostbatch.data import TensorFeed, generator, load
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,9 @@ def digits():
 
 def feed(data, **options):
     defaults = {"batch": 4000, "seed": 0, "augment": False}
-    return Feed(data, **{**defaults, **options}, device=torch.device("cpu"), dtype=torch.float64)
+    return TensorFeed(
+        data, **{**defaults, **options}, device=torch.device("cpu"), dtype=torch.float64
+    )
 
 
 def test_digits_are_5000_bytes_images_of_28_by_28_in_ten_classes(digits):
@@ -68,7 +70,7 @@ def test_augmentation_is_drawn_by_seed_and_update_and_spares_the_test_images(dig
     augmented = feed(digits, batch=50, augment=True)
     plain = digits.train.images[augmented.stream.indices(7)]
     draws = digits.augmentation.draw(50, generator(0, "augment", 7))
-    expected = digits.augmentation(plain, draws)
+    expected = digits.augmentation(plain, torch.arange(50), draws)
     next(augmented.pieces(2, [slice(None)]))
     _, images, _ = next(augmented.pieces(7, [slice(None)]))
     assert (images * digits.deviation + digits.mean).round().byte().equal(expected)

@@ -1,0 +1,118 @@
+"""Images a second from a folder: ours against a plain torchvision DataLoader, in one run.
+
+    python benchmarks/image_folder.py                      # writes 1,024 JPEG files of 500 x 375 first
+    python benchmarks/image_folder.py --root DIR           # your own folder, with train/ and val/
+
+Both decode, resize to 256, crop 224 at random, flip and normalise, with as many worker processes;
+they take turns, and the medians are compared.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ghostbatch.data import load
+from ghostbatch.data.folder import FolderFeed
+from ghostbatch.nn.external import import_torchvision
+
+BATCH = 64
+
+
+def main() -> None:
+    """Measure, print the table, and write JSON if asked."""
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--root", type=Path)
+    options.add_argument("--workers", type=int, default=2)
+    options.add_argument("--batches", type=int, default=8)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--json", type=Path, help="write the figures here too")
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as passing:
+        root = chosen.root or write_images(Path(passing))
+        rivals = {
+            "ghostbatch": ours(root, chosen.workers),
+            "torchvision": plain(root, chosen.workers),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in rivals}
+        for _ in range(chosen.rounds):
+            for name, batches in rivals.items():
+                rates[name].append(speed(batches, chosen.batches))
+    for name, found in rates.items():
+        print(f"{name:<12} {median(found):8.1f} images/s")
+    ratios = sorted(a / b for a, b in zip(*rates.values(), strict=True))
+    print(f"ours is {median(ratios):.2f} x torchvision ({ratios[0]:.2f}-{ratios[-1]:.2f})")
+    if chosen.json:
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        report = {"workers": chosen.workers, "images_per_second": rates, "ratios": ratios}
+        chosen.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def speed(start: Callable[[], Iterator[object]], batches: int) -> float:
+    """Images a second after the first two batches, which wait for the workers to start."""
+    stream = start()
+    for _ in islice(stream, 2):
+        pass
+    began = time.perf_counter()
+    for _ in islice(stream, batches):
+        pass
+    return BATCH * batches / (time.perf_counter() - began)
+
+
+def ours(root: Path, workers: int) -> Callable[[], Iterator[object]]:
+    """The feed that a run would use."""
+    data = load(f"folder:{root}")
+    settings = {"batch": BATCH, "seed": 0, "augment": True, "workers": workers}
+
+    def start() -> Iterator[object]:
+        feed = FolderFeed(data, device=torch.device("cpu"), dtype=torch.float32, **settings)  # type: ignore[arg-type]
+        update = 0
+        while True:
+            yield from feed.pieces(update, [slice(0, BATCH)])
+            update += 1
+
+    return start
+
+
+def plain(root: Path, workers: int) -> Callable[[], Iterator[object]]:
+    """What most people write."""
+    vision = import_torchvision()
+    from torchvision import transforms as T  # noqa: PLC0415 (after the import above)
+
+    steps = [T.Resize(256), T.RandomCrop(224), T.RandomHorizontalFlip(), T.ToTensor()]
+    steps.append(T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    data = vision.datasets.ImageFolder(root / "train", T.Compose(steps))
+
+    def start() -> Iterator[object]:
+        while True:
+            yield from torch.utils.data.DataLoader(
+                data, batch_size=BATCH, shuffle=True, num_workers=workers, drop_last=True
+            )
+
+    return start
+
+
+def write_images(root: Path, count: int = 1024) -> Path:
+    """Photograph-like files: smooth, with some noise, as large as ImageNet's usual ones."""
+    draw = np.random.default_rng(0)
+    for part, number in (("train", count), ("val", 8)):
+        for index in range(number):
+            folder = root / part / f"class{index % 4}"
+            folder.mkdir(parents=True, exist_ok=True)
+            coarse = Image.fromarray(draw.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+            smooth = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC), dtype=np.int16)
+            noisy = (smooth + draw.normal(0, 8, smooth.shape)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(noisy).save(folder / f"{index}.jpg", quality=90)
+    return root
+
+
+if __name__ == "__main__":
+    main()

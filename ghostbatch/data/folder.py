@@ -1,0 +1,287 @@
+"""Image folders of any size: CLASS/IMAGE below ``train`` and ``val``, decoded by worker processes.
+
+Workers decode, resize and crop; bytes travel through pinned memory; flipping and normalising are
+done on the device. The order and every crop are those of the stream, so a run resumes at the exact
+batch and does not depend on ranks, micro-batches or workers.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ghostbatch.data.datasets import Info
+from ghostbatch.data.draws import generator
+from ghostbatch.data.feed import Normalise, Piece
+from ghostbatch.data.stream import PermutationStream
+from ghostbatch.errors import InputError
+
+OnBadImage = Literal["fatal", "skip"]
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".tif", ".tiff"})
+RESIZE, CROP = 256, 224
+"""The shorter side after resizing, and the square that is cut out."""
+SAMPLE = 1000
+"""Images from which the mean and deviation of a folder's pixels are taken."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Paths of images and their labels."""
+
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+@dataclass(frozen=True)
+class FolderData:
+    """A folder of images, listed but not read."""
+
+    name: str
+    classes: int
+    train: Files
+    test: Files
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """Mean and deviation of each channel, where they are known beforehand."""
+
+    @property
+    def info(self) -> Info:
+        """The sizes, as the network will see them."""
+        return Info(len(self.train), len(self.test), self.classes, (3, CROP, CROP))
+
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of each channel: over the centres of up to a thousand images."""
+        if self.pixels is not None:
+            mean, deviation = (torch.tensor(p, dtype=torch.float64) for p in self.pixels)
+            return mean, deviation
+        order = torch.randperm(len(self.train), generator=generator(0, "pixels"))[:SAMPLE]
+        crops = [decode(self.train.paths[i], 0.5, 0.5) for i in order.tolist()]
+        good = [crop for crop in crops if not isinstance(crop, str)]  # a feed reports the others
+        if not good:
+            raise InputError("data", f"no image of {self.name} can be read", "check its files")
+        pixels = torch.from_numpy(np.stack(good)).flatten(0, 2)
+        counts = torch.stack([torch.bincount(channel, minlength=256) for channel in pixels.T])
+        share, values = counts.double() / len(pixels), torch.arange(256, dtype=torch.float64)
+        mean = share @ values
+        return mean, (share @ values.square() - mean.square()).sqrt()
+
+
+def list_folder(root: Path, name: str) -> FolderData:
+    """Find the images below ``root/train`` and ``root/val``; classes are in alphabetical order."""
+    parts = [root / "train", root / "val"]
+    for part in parts:
+        if not part.is_dir():
+            raise InputError(
+                "data",
+                f"{name}: there is no folder {part}",
+                "put images into train/CLASS and val/CLASS there, or name another folder",
+            )
+    classes = sorted(entry.name for entry in parts[0].iterdir() if entry.is_dir())
+    unknown = {e.name for e in parts[1].iterdir() if e.is_dir()} - set(classes)
+    if unknown:
+        raise InputError(
+            "data",
+            f"{name}: {parts[1]} has classes that train has not ({', '.join(sorted(unknown)[:3])})",
+            "give both the same classes",
+        )
+    train, test = (_list(part, classes) for part in parts)
+    for part, found in zip(parts, (train, test), strict=True):
+        if not len(found):
+            suffixes = ", ".join(sorted(SUFFIXES))
+            raise InputError("data", f"{name}: {part} has no images", f"use {suffixes}")
+    return FolderData(name, len(classes), train, test)
+
+
+def _list(part: Path, classes: Sequence[str]) -> Files:
+    found = [
+        (str(path), label)
+        for label, name in enumerate(classes)
+        for path in sorted((part / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+    return Files(tuple(path for path, _ in found), tuple(label for _, label in found))
+
+
+def decode(path: str, top: float, left: float) -> np.ndarray[Any, Any] | str:
+    """The square of an image, (224, 224, 3), after its shorter side is resized to 256.
+
+    ``top`` and ``left`` in [0, 1) say where; 0.5 is the centre. Only the square is resampled, from
+    the part of the image that it shows. A file that cannot be read gives the reason instead.
+    """
+    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 (only folders need it)
+
+    try:
+        with Image.open(path) as file:
+            image = file.convert("RGB")
+    except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:
+        return str(error).split(": ")[-1] or type(error).__name__
+    scale = min(image.size) / RESIZE
+    wide, high = (max(RESIZE, int(side / scale)) for side in image.size)
+    across, down = image.width / wide, image.height / high
+    x, y = int(left * (wide - CROP + 1)), int(top * (high - CROP + 1))
+    box = (x * across, y * down, (x + CROP) * across, (y + CROP) * down)
+    square = image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=box)
+    return np.asarray(square)
+
+
+# ------------------------------------------------------------------------------------------ workers
+
+
+class Order(NamedTuple):
+    """One image to decode, and how."""
+
+    image: int
+    top: float
+    left: float
+
+
+class Decoded(NamedTuple):
+    """A batch from a worker: images (M, 224, 224, 3), labels, and what could not be read."""
+
+    images: Tensor
+    labels: Tensor
+    problems: list[str]
+
+
+class Decoder:
+    """The data set of the worker processes: a batch of orders in, a batch of images out."""
+
+    def __init__(self, files: Files, replace_bad: bool) -> None:
+        self.files = files
+        self.replace_bad = replace_bad
+
+    def __getitems__(self, orders: Sequence[Order]) -> Decoded:
+        """Decode a whole batch; a bad image's place goes to the next that is good, if wanted."""
+        images, labels, problems = [], [], []
+        for index, top, left in orders:
+            for step in range(len(self.files) if self.replace_bad else 1):
+                chosen = (index + step) % len(self.files)
+                image = decode(self.files.paths[chosen], top, left)
+                if not isinstance(image, str):
+                    images.append(image)
+                    labels.append(self.files.labels[chosen])
+                    break
+                problems.append(f"{self.files.paths[chosen]} cannot be read ({image})")
+        stacked = np.stack(images) if images else np.zeros((0, CROP, CROP, 3), np.uint8)
+        return Decoded(torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.long), problems)
+
+
+class FolderFeed:
+    """Batches of an image folder; arguments as of `TensorFeed`, and two more.
+
+    Args:
+        data: the folder.
+        batch: samples per update, over all ranks.
+        seed: of the order and the augmentation.
+        augment: crop at random places and flip half of the training images.
+        device: where the batches end.
+        dtype: of the images handed out.
+        workers: processes that decode.
+        on_bad_image: "fatal", or "skip": say so, and give its place to the next image.
+
+    """
+
+    def __init__(
+        self,
+        data: FolderData,
+        *,
+        batch: int,
+        seed: int,
+        augment: bool,
+        device: torch.device,
+        dtype: torch.dtype,
+        workers: int = 2,
+        on_bad_image: OnBadImage = "fatal",
+    ) -> None:
+        self.stream = PermutationStream(len(data.train), batch, seed)
+        self.data, self.seed, self.augment, self.device = data, seed, augment, device
+        self.workers, self.skip = workers, on_bad_image == "skip"
+        self._normalise = Normalise(*data.moments, device, dtype)
+        self._ahead: Iterator[Decoded] | None = None
+        self._next: tuple[int, tuple[slice, ...]] | None = None
+        self._said: set[str] = set()
+
+    def pieces(self, update: int, positions: Sequence[slice]) -> Iterator[Piece]:
+        """Parts of one training batch; the workers are ahead by a few of them."""
+        wanted = tuple(positions)
+        if self._ahead is None or self._next != (update, wanted):
+            self.close()
+            self._ahead = self._loader(self.data.train, self._orders(update, wanted), True)
+        self._next = None  # until all of this update has been taken
+        flips = self._draw(update)[2]
+        for where in wanted:
+            images, labels = self._take(next(self._ahead))
+            if self.augment:
+                flip = flips[where].to(self.device).view(-1, 1, 1, 1) < 0.5
+                images = torch.where(flip, images.flip(3), images)
+            yield Piece(where, self._normalise(images), labels)
+        self._next = (update + 1, wanted)
+
+    def test_batches(
+        self, size: int = 250, start: int = 0, step: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The centres of the test images in order, in batches."""
+        firsts = range(start * size, len(self.data.test), step * size)
+        last = len(self.data.test)
+        orders = ([Order(i, 0.5, 0.5) for i in range(f, min(f + size, last))] for f in firsts)
+        for decoded in self._loader(self.data.test, orders, False):
+            images, labels = self._take(decoded)
+            yield self._normalise(images), labels
+
+    def close(self) -> None:
+        """End the workers."""
+        self._ahead = None
+
+    def _orders(self, update: int, positions: Sequence[slice]) -> Iterator[list[Order]]:
+        """What the workers are to do from ``update`` on, without end."""
+        while True:
+            indices, (top, left, _) = self.stream.indices(update), self._draw(update)
+            for where in positions:
+                chosen = (values[where].tolist() for values in (indices, top, left))
+                yield [Order(*order) for order in zip(*chosen, strict=True)]
+            update += 1
+
+    def _draw(self, update: int) -> Tensor:
+        """Top, left and flip of every image of a batch, each in [0, 1)."""
+        if not self.augment:
+            return torch.full((3, self.stream.batch), 0.5, dtype=torch.float64)
+        draw = generator(self.seed, "augment", update)
+        return torch.rand(3, self.stream.batch, generator=draw, dtype=torch.float64)
+
+    def _loader(self, files: Files, orders: Iterator[list[Order]], training: bool) -> Any:
+        loader: DataLoader[Decoded] = DataLoader(
+            Decoder(files, replace_bad=training and self.skip),  # type: ignore[arg-type]
+            batch_sampler=orders,
+            num_workers=self.workers,
+            collate_fn=_as_it_is,
+            pin_memory=self.device.type == "cuda",
+        )
+        return iter(loader)
+
+    def _take(self, decoded: Decoded) -> tuple[Tensor, Tensor]:
+        """To the device, and say what could not be read."""
+        images, labels, problems = decoded
+        if problems and not self.skip:
+            raise InputError(
+                "data", problems[0], "replace or remove it, or use --on-bad-image skip"
+            )
+        for problem in sorted(set(problems) - self._said):
+            warnings.warn(f"{problem}; it is skipped", stacklevel=3)
+        self._said.update(problems)
+        images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
+        return images, labels.to(self.device, non_blocking=True)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,187 @@
+"""Image folders: the crops of a slow twin, in the stream's order, and no bad file in silence."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ghostbatch import Recipe, Regime, train
+from ghostbatch.data import PermutationStream, find_info, generator, load
+from ghostbatch.data.folder import FolderFeed, decode
+from ghostbatch.errors import InputError
+
+SIZES = [(300, 280), (256, 400), (500, 260), (100, 120)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Smooth images of several sizes and formats in three classes."""
+    folder = tmp_path_factory.mktemp("images")
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 8), ("val", 3)):
+        for label, name in enumerate(("ant", "bee", "cow")):
+            (folder / part / name).mkdir(parents=True)
+            for number in range(count):
+                coarse = draw.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+                image = Image.fromarray(coarse).resize(SIZES[number % 4], Image.Resampling.BICUBIC)
+                suffix = "jpg" if number % 2 else "png"
+                if number == 3:
+                    image = image.convert("L")
+                image.save(folder / part / name / f"{label}{number}.{suffix}")
+    return folder
+
+
+@pytest.fixture
+def damaged(root, tmp_path):
+    """A copy with one file that is no image."""
+    for path in root.rglob("*.*"):
+        target = tmp_path / path.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    (tmp_path / "train" / "bee" / "12.png").write_bytes(b"not an image")
+    return tmp_path
+
+
+def feed(root, batch=12, augment=True, workers=2, **options):
+    data = load(f"folder:{root}")
+    settings = {"device": torch.device("cpu"), "dtype": torch.float64}
+    return FolderFeed(
+        data, batch=batch, seed=5, augment=augment, workers=workers, **settings, **options
+    )
+
+
+def one_by_one(data, indices, draws, augment):
+    """The slow twin: resize the whole image, then crop, then flip, one after the other."""
+    images = []
+    for index, top, left, flip in zip(indices.tolist(), *draws.tolist(), strict=True):
+        image = Image.open(data.train.paths[index]).convert("RGB")
+        short = min(image.size)
+        wide, high = (int(256 * side / short) for side in image.size)
+        image = image.resize((wide, high), Image.Resampling.BILINEAR)
+        x, y = int(left * (wide - 223)), int(top * (high - 223))
+        crop = np.asarray(image.crop((x, y, x + 224, y + 224)))
+        images.append(crop[:, ::-1] if augment and flip < 0.5 else crop)
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).double()
+
+
+def bytes_of(feed, images):
+    mean, deviation = (m.view(1, -1, 1, 1) for m in feed.data.moments)
+    return images * deviation + mean
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_a_batch_is_what_a_loop_over_its_images_would_give(root, augment):
+    ours = feed(root, augment=augment)
+    for update in (0, 1, 2):
+        (piece,) = ours.pieces(update, [slice(0, 12)])
+        indices = PermutationStream(24, 12, seed=5).indices(update)
+        draws = torch.full((3, 12), 0.5, dtype=torch.float64)
+        if augment:
+            draw = generator(5, "augment", update)
+            draws = torch.rand(3, 12, generator=draw, dtype=torch.float64)
+        expected = one_by_one(ours.data, indices, draws, augment)
+        # Resampling the square alone rounds between its two passes at other places.
+        assert (bytes_of(ours, piece.images) - expected).abs().max() < 1.6
+        assert piece.labels.tolist() == [ours.data.train.labels[i] for i in indices]
+
+
+def test_pieces_resuming_and_workers_change_nothing(root):
+    whole = feed(root)
+    expected = [next(iter(whole.pieces(update, [slice(0, 12)]))) for update in range(4)]
+    cut = feed(root, workers=1)
+    for update in (2, 3, 0):  # begins in the middle, goes on, and goes back
+        pieces = list(cut.pieces(update, [slice(0, 4), slice(4, 12)]))
+        assert torch.cat([p.images for p in pieces]).equal(expected[update].images)
+        assert torch.cat([p.labels for p in pieces]).equal(expected[update].labels)
+
+
+def test_ranks_see_their_own_pieces_only(root):
+    whole = next(iter(feed(root).pieces(1, [slice(0, 12)])))
+    second = next(iter(feed(root).pieces(1, [slice(6, 12)])))
+    assert second.images.equal(whole.images[6:])
+
+
+def test_the_test_images_come_in_order_by_their_centres(root):
+    ours = feed(root)
+    batches = list(ours.test_batches(size=4))
+    assert [len(labels) for _, labels in batches] == [4, 4, 1]
+    assert torch.cat([labels for _, labels in batches]).tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    first = torch.tensor(decode(ours.data.test.paths[0], 0.5, 0.5)).permute(2, 0, 1)
+    assert bytes_of(ours, batches[0][0])[0].round().byte().equal(first)
+    others = list(ours.test_batches(size=4, start=1, step=2))
+    assert torch.cat([labels for _, labels in others]).tolist() == [1, 1, 2, 2]
+
+
+def test_a_bad_image_is_fatal_and_named(damaged):
+    ours = feed(damaged, batch=24)
+    with pytest.raises(InputError, match=r"^data: .*12.png cannot be read .*--on-bad-image skip"):
+        list(ours.pieces(0, [slice(0, 24)]))
+
+
+def test_a_bad_image_that_is_skipped_is_named_and_its_place_taken_by_the_next(damaged):
+    ours = feed(damaged, batch=24, augment=False, on_bad_image="skip")
+    with pytest.warns(UserWarning, match=r"12.png cannot be read .*; it is skipped"):
+        (piece,) = ours.pieces(0, [slice(0, 24)])
+    paths = ours.data.train.paths
+    bad = next(i for i, path in enumerate(paths) if path.endswith("12.png"))
+    order = PermutationStream(24, 24, seed=5).indices(0).tolist()
+    assert len(piece.labels) == 24
+    assert piece.images[order.index(bad)].equal(piece.images[order.index(bad + 1)])
+    list(ours.pieces(1, [slice(0, 24)]))  # it is said once
+
+
+def test_bad_test_images_are_left_out_when_skipped(damaged):
+    (damaged / "val" / "cow" / "20.png").write_bytes(b"")
+    ours = feed(damaged, on_bad_image="skip")
+    with pytest.warns(UserWarning, match="20.png cannot be read"):
+        batches = list(ours.test_batches())
+    assert sum(len(labels) for _, labels in batches) == 8
+
+
+def test_classes_and_sizes_are_known_from_the_listing(root):
+    info = find_info(f"folder:{root}")
+    assert (info.samples, info.test_samples, info.classes) == (24, 9, 3)
+    assert info.shape == (3, 224, 224)
+
+
+def test_a_folder_without_the_layout_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"^data: .* there is no folder .*train; put images into"):
+        load(f"folder:{tmp_path}")
+    (tmp_path / "train" / "ant").mkdir(parents=True)
+    (tmp_path / "val" / "bee").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"^data: .* classes that train has not \(bee\)"):
+        load(f"folder:{tmp_path}")
+
+
+def test_a_run_on_a_folder_resumes_in_the_middle_of_an_epoch_bit_for_bit(root, tmp_path, outcome):
+    recipe = Recipe(
+        model="resnet44",
+        data=f"folder:{root}",
+        batch=4,
+        base_batch=4,
+        regime=Regime(lr=0.01, epochs=0.5),
+        augment=True,
+    )
+    train(recipe, out=tmp_path / "whole", evaluations=1)
+
+    def interrupt(record):
+        if record.update == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, out=tmp_path / "cut", checkpoint_seconds=0, on_record=interrupt)
+    train(recipe, out=tmp_path / "cut", evaluations=1)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_workers_end_with_their_feed(root):
+    ours = feed(root)
+    next(iter(ours.pieces(0, [slice(0, 12)])))
+    workers = list(ours._ahead._workers)
+    assert all(worker.is_alive() for worker in workers)
+    ours.close()
+    for worker in islice(workers, 2):
+        worker.join(10)
+        assert not worker.is_alive()
