@@ -1,7 +1,7 @@
 """Images a second from a folder: ours against a plain torchvision DataLoader, in one run.
 
-    python benchmarks/image_folder.py                      # writes 1,024 JPEG files of 500 x 375 first
-    python benchmarks/image_folder.py --root DIR           # your own folder, with train/ and val/
+    python benchmarks/image_folder.py   # writes 1,024 JPEG files of 500 x 375 first
+    python benchmarks/image_folder.py --root DIR   # your own folder, with train/ and val/
 
 Both decode, resize to 256, crop 224 at random, flip and normalise, with as many worker processes;
 they take turns, and the medians are compared.
