@@ -1,6 +1,7 @@
 """What the tests share: a recipe that runs in a moment, and how to compare two runs."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ import pytest
 import torch
 
 from ghostbatch import Recipe, Regime
+
+if not torch.cuda.is_available():
+    # Triton's kernels then run in its interpreter; it must know before anyone imports it.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,246 @@
+"""Launches the kernels of ghost norm: how a batch is cut into tiles, and with which settings.
+
+Importing this module imports Triton; `paths` does so when the first CUDA tensor arrives.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from ghostbatch.ops import kernels
+from ghostbatch.ops.layouts import as_dense_as, in_rows, workable
+from ghostbatch.ops.reference import ghost_sizes
+
+VECTOR_BYTES = 16
+"""What a thread loads at once."""
+
+LANES = 32
+"""Threads of a warp."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What changes the speed of a kernel and nothing else, but for the rounding of sums."""
+
+    warps: int = 4
+    vectors: int = 4
+    """Vectors of 16 bytes that a thread loads before it uses the first."""
+    subtiles: int = 4
+    """Rounds of such loads in a ticket."""
+    channels: int = 64
+    """Channels that are normalised together, at most."""
+    programs: int = 8
+    """Programs on each multiprocessor, which draw tickets until none is left; 0: one a ticket."""
+    lookahead: float = 0.5
+    """Tickets between statistics and normalisation, beyond one group, in multiples of the grid."""
+    registers: int | None = None
+    """Of a thread, at most."""
+    stream: bool = True
+    """Tell the cache what is not soon read again."""
+
+
+class Plan(NamedTuple):
+    """A batch cut into tiles; `kernels` explains the words."""
+
+    ghosts: int
+    channels: int
+    ghost_rows: int
+    last_rows: int
+    tiles: int
+    last_tiles: int
+    blocks: int
+    delay: int
+    grid: int
+    reach: int
+    """An upper bound of offsets within a tile."""
+    constants: dict[str, Any]
+
+
+def tuning(shape: tuple[int, ...], dtype: torch.dtype, planes: bool, backward: bool) -> Tuning:
+    """Settings that do well for such a batch on a Hopper GPU."""
+    del backward
+    if not planes:
+        # 128 bytes, a line of the cache, of each row; two where that is what a row has.
+        return Tuning(channels=64 if dtype.itemsize == 2 else 32)
+    pixels = _product(shape[2:])
+    return Tuning(channels=max(1, 512 // pixels))
+
+
+@lru_cache(maxsize=1024)
+def plan(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    planes: bool,
+    ghost: int,
+    settings: Tuning,
+    multiprocessors: int,
+) -> Plan:
+    """Cut a batch into tiles: a pure function of its shape and of the settings."""
+    sizes = ghost_sizes(shape[0], ghost)
+    C, S = shape[1], _product(shape[2:])
+    ghost_rows, last_rows = sizes[0] * S, sizes[-1] * S
+    most_rows = max(ghost_rows, last_rows)
+    threads = settings.warps * LANES * (VECTOR_BYTES // dtype.itemsize)
+    BC = _channel_block(C, min(settings.channels, threads))
+    R = min(threads // BC, triton.next_power_of_2(most_rows))
+    U = min(settings.vectors, triton.next_power_of_2(triton.cdiv(most_rows, R)))
+    SUB = min(settings.subtiles, triton.cdiv(most_rows, U * R))
+    step = SUB * U * R
+    tiles, last_tiles = triton.cdiv(ghost_rows, step), triton.cdiv(last_rows, step)
+    blocks = triton.cdiv(C, BC)
+    total = ((len(sizes) - 1) * tiles + last_tiles) * blocks
+    group = max(tiles, last_tiles)
+    grid = min(settings.programs * multiprocessors or 2 * total, 2 * total)
+    delay = group + min(round(settings.lookahead * grid), total - group)
+    constants = {
+        "S": S if planes else 1,
+        "PLANES": planes,
+        "EVEN": ghost_rows % step == last_rows % step == C % BC == 0,
+        **{"U": U, "R": R, "BC": BC, "SUB": SUB},
+        "FINISH": min(triton.next_power_of_2(group), max(1, 2048 // BC)),
+        "LOOP": settings.programs > 0,
+        "STREAM": settings.stream,
+        "num_warps": settings.warps,
+        "num_stages": 1,
+        "maxnreg": settings.registers,
+    }
+    return Plan(
+        *(len(sizes), C, ghost_rows, last_rows, tiles, last_tiles, blocks, delay),
+        grid=min(grid, total + delay) if settings.programs else total + delay,
+        reach=C * (step + 2 * S if planes else step),
+        constants=constants,
+    )
+
+
+def _channel_block(channels: int, most: int) -> int:
+    """A power of two of channels: one that divides, or the smallest that holds them all."""
+    most = 1 << (most.bit_length() - 1)
+    divisor = channels & -channels
+    if divisor >= min(most, 32) or channels > most:
+        return min(divisor if divisor >= 16 else most, most)
+    return min(int(triton.next_power_of_2(channels)), most)
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def plan_for(x: Tensor, ghost: int, settings: Tuning | None, backward: bool) -> Plan:
+    """The plan for a batch that is dense, in rows or in planes."""
+    planes = not in_rows(x)
+    shape = tuple(x.shape)
+    chosen = settings or tuning(shape, x.dtype, planes, backward)
+    return plan(shape, x.dtype, planes, ghost, chosen, _multiprocessors(x.device))
+
+
+def fits(x: Tensor, ghost: int) -> bool:
+    """Whether the offsets within a tile, and the tables over ghosts, fit in 32 bits."""
+    cut = plan_for(x, ghost, None, backward=False)
+    return max(cut.reach, cut.last_rows, 4 * cut.ghosts * cut.channels) < 2**31
+
+
+@lru_cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    ghost: int,
+    eps: float,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    settings: Tuning | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `plain.forward`, in one kernel."""
+    y = torch.empty_like(x)
+    dense, out = workable(x, y)
+    residual = None if residual is None else as_dense_as(dense, residual)
+    cut = plan_for(dense, ghost, settings, backward=False)
+    table = x.new_empty(3, cut.ghosts, cut.channels, dtype=torch.float32)
+    parts, counters = _scratch(x, cut)
+    _launch(
+        kernels.forward_kernel,
+        cut,
+        *(dense, _or(residual, dense), out, _or(weight, dense), _or(bias, dense)),
+        *(table, parts, counters, eps),
+        WEIGHT=weight is not None,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        RELU=activation == "relu",
+    )
+    if out is not y:
+        y.copy_(out)
+    return y, table
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    statistics: Tensor,
+    ghost: int,
+    activation: str | None = None,
+    bias: Tensor | None = None,
+    y: Tensor | None = None,
+    settings: Tuning | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `plain.backward`, in one kernel."""
+    dx = torch.empty_like(x)
+    dense, out = workable(x, dx)
+    dy = as_dense_as(dense, dy)
+    y = None if y is None else as_dense_as(dense, y)
+    cut = plan_for(dense, ghost, settings, backward=True)
+    sums = torch.empty_like(statistics[:2])
+    parameters = statistics.new_empty(2, cut.channels)
+    parts, counters = _scratch(x, cut)
+    dresidual = x.new_empty(0) if y is None else torch.empty_like(out)
+    _launch(
+        kernels.backward_kernel,
+        cut,
+        *(dy, dense, _or(y, dense), out, dresidual, _or(weight, dense), _or(bias, dense)),
+        *(statistics, sums, parameters, parts, counters),
+        WEIGHT=weight is not None,
+        BIAS=bias is not None,
+        RESIDUAL=y is not None,
+        RELU=activation == "relu",
+    )
+    if out is not dx:
+        dx.copy_(out)
+        dresidual = dresidual if y is None else torch.empty_like(x).copy_(dresidual)
+    return dx, parameters, dresidual
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """A kernel takes some tensor in the place of one that is not there, and never reads it."""
+    return other if tensor is None else tensor.contiguous() if tensor.dim() == 1 else tensor
+
+
+def _scratch(x: Tensor, cut: Plan) -> tuple[Tensor, Tensor]:
+    """Room for the sums of tiles, and counters, which start at zero: the one thing cleared."""
+    groups = cut.ghosts * cut.blocks
+    room = groups * max(cut.tiles, cut.last_tiles) * 2 * int(cut.constants["BC"])
+    parts = x.new_empty(room, dtype=torch.float32)
+    return parts, x.new_zeros(1 + groups + cut.blocks, dtype=torch.int32)
+
+
+def _launch(kernel: Any, cut: Plan, *tensors: Any, **constants: bool) -> None:
+    numbers = cut[:8]
+    arguments = (*tensors, *numbers)
+    device = tensors[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            kernel[(cut.grid,)](*arguments, **constants, **cut.constants)
+    else:
+        kernel[(cut.grid,)](*arguments, **constants, **cut.constants)
