@@ -3,6 +3,8 @@
 Importing this module imports Triton; `paths` does so when the first CUDA tensor arrives.
 """
 
+import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from torch import Tensor
 from ghostbatch.ops import kernels
 from ghostbatch.ops.layouts import as_dense_as, in_rows, workable
 from ghostbatch.ops.reference import ghost_sizes
+from ghostbatch.ops.running_kernel import running_kernel
 
 VECTOR_BYTES = 16
 """What a thread loads at once."""
@@ -35,12 +38,12 @@ class Tuning:
     """Channels that are normalised together, at most."""
     programs: int = 8
     """Programs on each multiprocessor, which draw tickets until none is left; 0: one a ticket."""
-    lookahead: float = 0.5
-    """Tickets between statistics and normalisation, beyond one group, in multiples of the grid."""
+    lookahead: int = 256
+    """Tickets between statistics and normalisation, beyond one group."""
     registers: int | None = None
     """Of a thread, at most."""
-    stream: bool = True
-    """Tell the cache what is not soon read again."""
+    stream: int = 1
+    """What the cache is told: 0 nothing, 1 what is not soon read again, 2 also what is."""
 
 
 class Plan(NamedTuple):
@@ -94,8 +97,7 @@ def plan(
     blocks = triton.cdiv(C, BC)
     total = ((len(sizes) - 1) * tiles + last_tiles) * blocks
     group = max(tiles, last_tiles)
-    grid = min(settings.programs * multiprocessors or 2 * total, 2 * total)
-    delay = group + min(round(settings.lookahead * grid), total - group)
+    delay = group + min(settings.lookahead, total - group)
     constants = {
         "S": S if planes else 1,
         "PLANES": planes,
@@ -110,7 +112,7 @@ def plan(
     }
     return Plan(
         *(len(sizes), C, ghost_rows, last_rows, tiles, last_tiles, blocks, delay),
-        grid=min(grid, total + delay) if settings.programs else total + delay,
+        grid=min(settings.programs * multiprocessors or total + delay, total + delay),
         reach=C * (step + 2 * S if planes else step),
         constants=constants,
     )
@@ -222,6 +224,37 @@ def backward(
     return dx, parameters, dresidual
 
 
+def move_running(
+    mean: Tensor,
+    var: Tensor,
+    tracked: Tensor | None,
+    moments: Tensor,
+    momentum: float,
+    running: str,
+) -> None:
+    """Move the running statistics by the ghosts' (2, K, C), oldest first, in one kernel."""
+    _, ghosts, channels = moments.shape
+    decay, log_decay = 1 - momentum, -1e30
+    if running == "mean":
+        count, keep, rate, log_decay = 1, decay, momentum / ghosts, 0.0
+    else:
+        count, keep, rate = ghosts, decay**ghosts, momentum
+        log_decay = math.log2(decay) if decay > 0 else log_decay
+    rows = min(triton.next_power_of_2(ghosts), 64)
+    block = min(triton.next_power_of_2(channels), 32)
+    arguments = (mean, var, mean if tracked is None else tracked, moments, moments.stride(0))
+    with _on(mean.device):
+        running_kernel[(triton.cdiv(channels, block),)](
+            *arguments,
+            *(ghosts, channels, count, keep, rate, log_decay),
+            TRACKED=tracked is not None,
+            R=rows,
+            BC=block,
+        )
+    for moved in (mean, var, *(() if tracked is None else (tracked,))):
+        torch.autograd.graph.increment_version(moved)
+
+
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     """A kernel takes some tensor in the place of one that is not there, and never reads it."""
     return other if tensor is None else tensor.contiguous() if tensor.dim() == 1 else tensor
@@ -236,11 +269,10 @@ def _scratch(x: Tensor, cut: Plan) -> tuple[Tensor, Tensor]:
 
 
 def _launch(kernel: Any, cut: Plan, *tensors: Any, **constants: bool) -> None:
-    numbers = cut[:8]
-    arguments = (*tensors, *numbers)
-    device = tensors[0].device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            kernel[(cut.grid,)](*arguments, **constants, **cut.constants)
-    else:
-        kernel[(cut.grid,)](*arguments, **constants, **cut.constants)
+    with _on(tensors[0].device):
+        kernel[(cut.grid,)](*tensors, *cut[:8], **constants, **cut.constants)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, so make it this one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -89,7 +89,7 @@ def forward_kernel(
                 row_R1U = first + sub * (U * R) + span(U, R)
                 at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
                 keep_RCU = (row_R1U < rows) & live_C[None, :, None]
-                x_RCU = load(x_tile, at_RCU, keep_RCU, EVEN, False) - shift_C[None, :, None]
+                x_RCU = load(x_tile, at_RCU, keep_RCU, EVEN, True, STREAM) - shift_C[None, :, None]
                 if not EVEN:
                     x_RCU = tl.where(keep_RCU, x_RCU, 0.0)
                 sum_RC += tl.sum(x_RCU, 2)
@@ -127,11 +127,11 @@ def forward_kernel(
                 row_R1U = first + sub * (U * R) + span(U, R)
                 at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
                 keep_RCU = (row_R1U < rows) & live_C[None, :, None]
-                x_RCU = load(x_ptr + base, at_RCU, keep_RCU, EVEN, STREAM)
+                x_RCU = load(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
                 y_RCU = (x_RCU - mean_C[None, :, None]) * slope_C[None, :, None]
                 y_RCU += bias_C[None, :, None]
                 if RESIDUAL:
-                    y_RCU += load(residual_ptr + base, at_RCU, keep_RCU, EVEN, STREAM)
+                    y_RCU += load(residual_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
                 if RELU:
                     y_RCU = tl.where(y_RCU <= 0.0, 0.0, y_RCU)  # NaN stays NaN
                 store(y_ptr + base, at_RCU, y_RCU, keep_RCU, EVEN, STREAM)
@@ -203,8 +203,8 @@ def backward_kernel(
                 row_R1U = first + sub * (U * R) + span(U, R)
                 at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
                 keep_RCU = (row_R1U < rows) & live_C[None, :, None]
-                x_RCU = load(x_ptr + base, at_RCU, keep_RCU, EVEN, False)
-                dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, False)
+                x_RCU = load(x_ptr + base, at_RCU, keep_RCU, EVEN, True, STREAM)
+                dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, True, STREAM)
                 x_RCU -= mean_C[None, :, None]
                 dy_RCU = masked(
                     dy_RCU,
@@ -215,7 +215,8 @@ def backward_kernel(
                     slope_C,
                     bias_C,
                     EVEN,
-                    False,
+                    True,
+                    STREAM,
                     RELU,
                     RESIDUAL,
                 )
@@ -260,8 +261,8 @@ def backward_kernel(
                 row_R1U = first + sub * (U * R) + span(U, R)
                 at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
                 keep_RCU = (row_R1U < rows) & live_C[None, :, None]
-                x_RCU = load(x_ptr + base, at_RCU, keep_RCU, EVEN, STREAM)
-                dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, STREAM)
+                x_RCU = load(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
                 x_RCU -= mean_C[None, :, None]
                 dy_RCU = masked(
                     dy_RCU,
@@ -272,6 +273,7 @@ def backward_kernel(
                     slope_C,
                     bias_C,
                     EVEN,
+                    False,
                     STREAM,
                     RELU,
                     RESIDUAL,

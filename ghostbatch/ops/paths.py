@@ -43,7 +43,7 @@ def forward(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `plain.forward`, by whatever is fastest."""
-    if (fused := _kernels_for(x, ghost)) is not None:
+    if (fused := _kernels_for(x)) is not None and fused.fits(x, ghost):
         try:
             result: tuple[Tensor, Tensor] = fused.forward(
                 x, weight, bias, ghost, eps, activation, residual
@@ -65,7 +65,7 @@ def backward(
     y: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `plain.backward`, by whatever is fastest."""
-    if (fused := _kernels_for(x, ghost)) is not None:
+    if (fused := _kernels_for(x)) is not None and fused.fits(x, ghost):
         try:
             result: tuple[Tensor, Tensor, Tensor] = fused.backward(
                 dy, x, weight, statistics, ghost, activation, bias, y
@@ -76,8 +76,32 @@ def backward(
     return plain.backward(dy, x, weight, statistics, ghost, activation, bias, y)
 
 
-def _kernels_for(x: Tensor, ghost: int) -> ModuleType | None:
-    """The module that launches kernels, if they serve this batch."""
+def move_running(
+    mean: Tensor,
+    var: Tensor,
+    tracked: Tensor | None,
+    moments: Tensor,
+    momentum: float | None,
+    running: str,
+) -> bool:
+    """Move the running statistics by the ghosts' (2, K, C) if a kernel can; say whether it did."""
+    if momentum is None or not 0 <= momentum <= 1:
+        return False
+    tensors = (mean, var, moments[0], moments[1])
+    if not all(t.dtype == torch.float32 and t.is_contiguous() for t in tensors):
+        return False
+    if (fused := _kernels_for(moments)) is None:
+        return False
+    try:
+        fused.move_running(mean, var, tracked, moments, momentum, running)
+    except Exception as error:
+        _give_up(error)
+        return False
+    return True
+
+
+def _kernels_for(x: Tensor) -> ModuleType | None:
+    """The module that launches kernels, if they serve this tensor."""
     if not kernels_serve(x):
         return None
     try:
@@ -85,7 +109,7 @@ def _kernels_for(x: Tensor, ghost: int) -> ModuleType | None:
     except Exception as error:
         _give_up(error)
         return None
-    return fused if fused.fits(x, ghost) else None
+    return fused
 
 
 def _give_up(error: Exception) -> None:

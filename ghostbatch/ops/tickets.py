@@ -82,9 +82,11 @@ def span(U: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
-def load(ptr, at, keep, EVEN: tl.constexpr, LAST: tl.constexpr):
-    """Values in fp32; ``LAST`` marks them as read for the last time."""
-    policy: tl.constexpr = "evict_first" if LAST else ""
+def load(ptr, at, keep, EVEN: tl.constexpr, AGAIN: tl.constexpr, STREAM: tl.constexpr):
+    """Values in fp32; with ``STREAM`` the cache is told whether they are soon read ``AGAIN``."""
+    soon: tl.constexpr = "evict_last" if STREAM > 1 else ""
+    never: tl.constexpr = "evict_first" if STREAM > 0 else ""
+    policy: tl.constexpr = soon if AGAIN else never
     if EVEN:
         return tl.load(ptr + at, eviction_policy=policy).to(tl.float32)
     else:
@@ -94,7 +96,7 @@ def load(ptr, at, keep, EVEN: tl.constexpr, LAST: tl.constexpr):
 @triton.jit
 def store(ptr, at, values, keep, EVEN: tl.constexpr, STREAM: tl.constexpr):
     """Store in the dtype of the tensor; ``STREAM`` marks values as not soon read again."""
-    policy: tl.constexpr = "evict_first" if STREAM else ""
+    policy: tl.constexpr = "evict_first" if STREAM > 0 else ""
     if EVEN:
         tl.store(ptr + at, values.to(ptr.dtype.element_ty), eviction_policy=policy)
     else:
@@ -120,14 +122,15 @@ def masked(
     slope_C,
     bias_C,
     EVEN: tl.constexpr,
-    LAST: tl.constexpr,
+    AGAIN: tl.constexpr,
+    STREAM: tl.constexpr,
     RELU: tl.constexpr,
     SAVED: tl.constexpr,
 ):
     """The gradient where ReLU let it pass: told by its result, or by what it must have been."""
     if RELU:
         if SAVED:
-            result = load(y_ptr, at, keep, EVEN, LAST)
+            result = load(y_ptr, at, keep, EVEN, AGAIN, STREAM)
         else:
             result = centred_RCU * slope_C[None, :, None] + bias_C[None, :, None]
         dy_RCU = tl.where(result <= 0.0, 0.0, dy_RCU)

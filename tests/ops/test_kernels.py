@@ -3,6 +3,7 @@
 The interpreter runs programs one after the other, so nothing here ever waits for another program.
 """
 
+import copy
 import subprocess
 import sys
 from dataclasses import replace
@@ -145,10 +146,10 @@ def test_fused_forms_equal_the_twins(fused_with, affine, dtype, layout):
 @pytest.mark.parametrize(
     "settings",
     [
-        replace(SMALL, programs=0, lookahead=0.0),
-        replace(SMALL, programs=1, lookahead=3.0),
-        replace(SMALL, warps=2, vectors=1, subtiles=1, channels=1, stream=False),
-        replace(SMALL, vectors=8, subtiles=8, channels=4),
+        replace(SMALL, programs=0, lookahead=0),
+        replace(SMALL, programs=1, lookahead=3),
+        replace(SMALL, warps=2, vectors=1, subtiles=1, channels=1, stream=0),
+        replace(SMALL, vectors=8, subtiles=8, channels=4, stream=2),
         fused.Tuning(),
     ],
     ids=str,
@@ -177,6 +178,23 @@ def test_the_same_input_gives_the_same_bits():
         y, table = fused.forward(x, None, None, 4, 1e-5, "relu")
         runs.append([y, table, *fused.backward(dy, x, None, table, 4, "relu")])
     assert_close(runs[0], runs[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.0, 1.0, None])
+@pytest.mark.parametrize("running", ["sequential", "mean"])
+@pytest.mark.parametrize("tracked", [torch.tensor(3), None], ids=str)
+def test_running_statistics_move_as_the_twins(momentum, running, tracked):
+    if momentum is None and tracked is None:
+        pytest.skip("refused")
+    x, found = draw(21, 40), []
+    for norm in (ghost_batch_norm, ghost_batch_norm_reference):
+        kept = [draw(40, seed=1), draw(40, seed=2).square(), copy.deepcopy(tracked)]
+        versions = [t._version for t in kept[:2]]
+        options = {"momentum": momentum, "running": running, "num_batches_tracked": kept[2]}
+        norm(x, *kept[:2], ghost=3, **options)
+        found.append([t for t in kept if t is not None])
+        assert [t._version > v for t, v in zip(kept[:2], versions, strict=True)] == [True, True]
+    assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("with_residual", [True, False])
