@@ -5,7 +5,7 @@ Importing this module imports Triton; `paths` does so when the first CUDA tensor
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -63,14 +63,29 @@ class Plan(NamedTuple):
     constants: dict[str, Any]
 
 
-def tuning(shape: tuple[int, ...], dtype: torch.dtype, planes: bool, backward: bool) -> Tuning:
+CACHE = 24 << 20
+"""Bytes that may lie between statistics and normalisation: half of what the L2 cache of an H200
+holds, for the other half of the chip has its own copy of what it reads."""
+
+
+@lru_cache(maxsize=1024)
+def tuning(
+    shape: tuple[int, ...], dtype: torch.dtype, planes: bool, ghost: int, backward: bool
+) -> Tuning:
     """Settings that do well for such a batch on a Hopper GPU."""
-    del backward
-    if not planes:
-        # 128 bytes, a line of the cache, of each row; two where that is what a row has.
-        return Tuning(channels=64 if dtype.itemsize == 2 else 32)
     pixels = _product(shape[2:])
-    return Tuning(channels=max(1, 512 // pixels))
+    # In rows, a line of the cache (128 bytes); in planes, half a kilobyte at a stretch.
+    channels = max(1, 512 // pixels) if planes else 128 // dtype.itemsize
+    base = Tuning(channels=channels)
+    subtiles = base.subtiles
+    ticket = base.warps * LANES * VECTOR_BYTES * base.vectors
+    while subtiles > 1 and _product(shape) * dtype.itemsize < 1024 * subtiles * ticket:
+        subtiles //= 2  # enough tickets for everyone
+    tensors = 2 if backward else 1
+    group = max(ghost_sizes(shape[0], ghost)) * pixels * min(channels, shape[1]) * dtype.itemsize
+    room = CACHE // tensors - group
+    lookahead = max(64, min(512, room // (subtiles * ticket)))
+    return replace(base, subtiles=subtiles, lookahead=lookahead)
 
 
 @lru_cache(maxsize=1024)
@@ -138,7 +153,7 @@ def plan_for(x: Tensor, ghost: int, settings: Tuning | None, backward: bool) -> 
     """The plan for a batch that is dense, in rows or in planes."""
     planes = not in_rows(x)
     shape = tuple(x.shape)
-    chosen = settings or tuning(shape, x.dtype, planes, backward)
+    chosen = settings or tuning(shape, x.dtype, planes, ghost, backward)
     return plan(shape, x.dtype, planes, ghost, chosen, _multiprocessors(x.device))
 
 

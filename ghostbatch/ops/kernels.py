@@ -29,10 +29,13 @@ from ghostbatch.ops.tickets import (
     wait_for,
 )
 
+COUNTS = ["ghosts", "tiles", "last_tiles", "blocks", "delay"]
+"""Numbers of which nothing is worth knowing at compile time, so another batch compiles nothing."""
+
 # ----------------------------------------------------------------------------------------- forward
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
     x_ptr,
     residual_ptr,
@@ -142,7 +145,7 @@ def forward_kernel(
 # ---------------------------------------------------------------------------------------- backward
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def backward_kernel(
     dy_ptr,
     x_ptr,
@@ -207,19 +210,9 @@ def backward_kernel(
                 dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, True, STREAM)
                 x_RCU -= mean_C[None, :, None]
                 dy_RCU = masked(
-                    dy_RCU,
-                    x_RCU,
-                    y_ptr + base,
-                    at_RCU,
-                    keep_RCU,
-                    slope_C,
-                    bias_C,
-                    EVEN,
-                    True,
-                    STREAM,
-                    RELU,
-                    RESIDUAL,
-                )
+                    dy_RCU, x_RCU, y_ptr + base, at_RCU, keep_RCU, slope_C, bias_C,
+                    EVEN, True, STREAM, RELU, RESIDUAL,
+                )  # fmt: skip
                 sum_RC += tl.sum(dy_RCU, 2)
                 dot_RC += tl.sum(dy_RCU * x_RCU, 2)
             part = parts_ptr + (group.to(tl.int64) * most_tiles + tile) * (2 * BC) + column_C
@@ -265,19 +258,9 @@ def backward_kernel(
                 dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
                 x_RCU -= mean_C[None, :, None]
                 dy_RCU = masked(
-                    dy_RCU,
-                    x_RCU,
-                    y_ptr + base,
-                    at_RCU,
-                    keep_RCU,
-                    slope_C,
-                    bias_C,
-                    EVEN,
-                    False,
-                    STREAM,
-                    RELU,
-                    RESIDUAL,
-                )
+                    dy_RCU, x_RCU, y_ptr + base, at_RCU, keep_RCU, slope_C, bias_C,
+                    EVEN, False, STREAM, RELU, RESIDUAL,
+                )  # fmt: skip
                 dx_RCU = x_RCU * tilt_C[None, :, None] + level_C[None, :, None]
                 dx_RCU += dy_RCU * slope_C[None, :, None]
                 store(dx_ptr + base, at_RCU, dx_RCU, keep_RCU, EVEN, STREAM)
