@@ -42,6 +42,8 @@ class Tuning:
     """Tickets between statistics and normalisation, beyond one group."""
     registers: int | None = None
     """Of a thread, at most."""
+    fan: int = 64
+    """Sums of tiles that one program adds up at once."""
     stream: int = 1
     """What the cache is told: 0 nothing, 1 what is not soon read again, 2 also what is."""
 
@@ -50,7 +52,8 @@ class Plan(NamedTuple):
     """A batch cut into tiles; `kernels` explains the words."""
 
     ghosts: int
-    channels: int
+    aligned: int
+    """Channels, in units of what divides them."""
     ghost_rows: int
     last_rows: int
     tiles: int
@@ -62,10 +65,19 @@ class Plan(NamedTuple):
     """An upper bound of offsets within a tile."""
     constants: dict[str, Any]
 
+    @property
+    def bundles(self) -> int:
+        """Of tiles, in a group, where their sums are added up in two steps."""
+        most, fan = max(self.tiles, self.last_tiles), int(self.constants["FAN"])
+        return -(-most // fan) if self.constants["TREE"] else 0
 
-CACHE = 24 << 20
-"""Bytes that may lie between statistics and normalisation: half of what the L2 cache of an H200
-holds, for the other half of the chip has its own copy of what it reads."""
+
+AHEAD = 20 << 20
+"""Bytes of input between statistics and normalisation beyond a group: what crosses device memory
+while a group's last tile is read, its sums are added up and the news gets around, some 9 us."""
+
+LARGE = 16 << 20
+"""Bytes of input in a group from which fewer channels share one, for all to stay in the cache."""
 
 
 @lru_cache(maxsize=1024)
@@ -73,19 +85,18 @@ def tuning(
     shape: tuple[int, ...], dtype: torch.dtype, planes: bool, ghost: int, backward: bool
 ) -> Tuning:
     """Settings that do well for such a batch on a Hopper GPU."""
-    pixels = _product(shape[2:])
-    # In rows, a line of the cache (128 bytes); in planes, half a kilobyte at a stretch.
+    pixels, tensors = _product(shape[2:]), 2 if backward else 1
+    column = max(ghost_sizes(shape[0], ghost)) * pixels * dtype.itemsize * tensors
+    # In rows, a line of the cache (128 bytes) at a stretch, or half; in planes, half a kilobyte.
     channels = max(1, 512 // pixels) if planes else 128 // dtype.itemsize
+    if not planes and min(channels, shape[1]) * column > LARGE:
+        channels //= 2
     base = Tuning(channels=channels)
     subtiles = base.subtiles
-    ticket = base.warps * LANES * VECTOR_BYTES * base.vectors
-    while subtiles > 1 and _product(shape) * dtype.itemsize < 1024 * subtiles * ticket:
+    load = base.warps * LANES * VECTOR_BYTES * base.vectors
+    while subtiles > 1 and _product(shape) * dtype.itemsize < 1024 * subtiles * load:
         subtiles //= 2  # enough tickets for everyone
-    tensors = 2 if backward else 1
-    group = max(ghost_sizes(shape[0], ghost)) * pixels * min(channels, shape[1]) * dtype.itemsize
-    room = CACHE // tensors - group
-    lookahead = max(64, min(512, room // (subtiles * ticket)))
-    return replace(base, subtiles=subtiles, lookahead=lookahead)
+    return replace(base, subtiles=subtiles, lookahead=AHEAD // (subtiles * load * tensors))
 
 
 @lru_cache(maxsize=1024)
@@ -118,7 +129,9 @@ def plan(
         "PLANES": planes,
         "EVEN": ghost_rows % step == last_rows % step == C % BC == 0,
         **{"U": U, "R": R, "BC": BC, "SUB": SUB},
-        "FINISH": min(triton.next_power_of_2(group), max(1, 2048 // BC)),
+        "FAN": (fan := min(triton.next_power_of_2(group), settings.fan)),
+        "TREE": group > fan,
+        "ALIGN": (align := math.gcd(C, 16)),
         "LOOP": settings.programs > 0,
         "STREAM": settings.stream,
         "num_warps": settings.warps,
@@ -126,7 +139,7 @@ def plan(
         "maxnreg": settings.registers,
     }
     return Plan(
-        *(len(sizes), C, ghost_rows, last_rows, tiles, last_tiles, blocks, delay),
+        *(len(sizes), C // align, ghost_rows, last_rows, tiles, last_tiles, blocks, delay),
         grid=min(settings.programs * multiprocessors or total + delay, total + delay),
         reach=C * (step + 2 * S if planes else step),
         constants=constants,
@@ -160,7 +173,7 @@ def plan_for(x: Tensor, ghost: int, settings: Tuning | None, backward: bool) -> 
 def fits(x: Tensor, ghost: int) -> bool:
     """Whether the offsets within a tile, and the tables over ghosts, fit in 32 bits."""
     cut = plan_for(x, ghost, None, backward=False)
-    return max(cut.reach, cut.last_rows, 4 * cut.ghosts * cut.channels) < 2**31
+    return max(cut.reach, cut.last_rows, 4 * cut.ghosts * x.shape[1]) < 2**31
 
 
 @lru_cache
@@ -185,7 +198,7 @@ def forward(
     dense, out = workable(x, y)
     residual = None if residual is None else as_dense_as(dense, residual)
     cut = plan_for(dense, ghost, settings, backward=False)
-    table = x.new_empty(3, cut.ghosts, cut.channels, dtype=torch.float32)
+    table = x.new_empty(3, cut.ghosts, x.shape[1], dtype=torch.float32)
     parts, counters = _scratch(x, cut)
     _launch(
         kernels.forward_kernel,
@@ -220,7 +233,7 @@ def backward(
     y = None if y is None else as_dense_as(dense, y)
     cut = plan_for(dense, ghost, settings, backward=True)
     sums = torch.empty_like(statistics[:2])
-    parameters = statistics.new_empty(2, cut.channels)
+    parameters = statistics.new_empty(2, x.shape[1])
     parts, counters = _scratch(x, cut)
     dresidual = x.new_empty(0) if y is None else torch.empty_like(out)
     _launch(
@@ -278,9 +291,10 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
 def _scratch(x: Tensor, cut: Plan) -> tuple[Tensor, Tensor]:
     """Room for the sums of tiles, and counters, which start at zero: the one thing cleared."""
     groups = cut.ghosts * cut.blocks
-    room = groups * max(cut.tiles, cut.last_tiles) * 2 * int(cut.constants["BC"])
-    parts = x.new_empty(room, dtype=torch.float32)
-    return parts, x.new_zeros(1 + groups + cut.blocks, dtype=torch.int32)
+    rows = groups * (max(cut.tiles, cut.last_tiles) + cut.bundles)
+    parts = x.new_empty(rows * 2 * int(cut.constants["BC"]), dtype=torch.float32)
+    counters = 1 + groups * (1 + cut.bundles) + cut.blocks
+    return parts, x.new_zeros(counters, dtype=torch.int32)
 
 
 def _launch(kernel: Any, cut: Plan, *tensors: Any, **constants: bool) -> None:

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from ghostbatch.ops.tickets import (
     add_up,
+    arrive,
     base_of,
     count_in,
     load,
@@ -24,12 +25,13 @@ from ghostbatch.ops.tickets import (
     masked,
     offsets,
     parameter,
+    rows_to_add,
     span,
     store,
     wait_for,
 )
 
-COUNTS = ["ghosts", "tiles", "last_tiles", "blocks", "delay"]
+COUNTS = ["ghosts", "tiles", "last_tiles", "blocks", "delay", "aligned"]
 """Numbers of which nothing is worth knowing at compile time, so another batch compiles nothing."""
 
 # ----------------------------------------------------------------------------------------- forward
@@ -43,11 +45,11 @@ def forward_kernel(
     weight_ptr,
     bias_ptr,
     table_ptr,  # (3, K, C): mean, 1 / deviation, unbiased variance
-    parts_ptr,  # (groups, tiles, 2, C of a block)
-    counters_ptr,  # tickets, then one for each group
+    parts_ptr,  # (groups, tiles and bundles of them, 2, C of a block)
+    counters_ptr,  # tickets, then those of each group
     eps,
     ghosts,
-    C,
+    aligned,
     ghost_rows,
     last_rows,
     tiles,
@@ -65,13 +67,17 @@ def forward_kernel(
     R: tl.constexpr,
     BC: tl.constexpr,
     SUB: tl.constexpr,
-    FINISH: tl.constexpr,
+    FAN: tl.constexpr,
+    TREE: tl.constexpr,
+    ALIGN: tl.constexpr,
     LOOP: tl.constexpr,
     STREAM: tl.constexpr,
 ):
     """Normalise each ghost by its own statistics: ``y = relu(norm(x) + residual)``."""
+    C = aligned * ALIGN  # so that the compiler knows a divisor of it
     total = ((ghosts - 1) * tiles + last_tiles) * blocks
     most_tiles = tl.maximum(tiles, last_tiles)
+    bundles = tl.cdiv(most_tiles, FAN) if TREE else 0
     column_C = tl.arange(0, BC)
     ticket = tl.atomic_add(counters_ptr, 1, sem="relaxed")
     while ticket < total + delay:
@@ -97,12 +103,16 @@ def forward_kernel(
                     x_RCU = tl.where(keep_RCU, x_RCU, 0.0)
                 sum_RC += tl.sum(x_RCU, 2)
                 square_RC += tl.sum(x_RCU * x_RCU, 2)
-            part = parts_ptr + (group.to(tl.int64) * most_tiles + tile) * (2 * BC) + column_C
-            tl.store(part, tl.sum(sum_RC, 0))
-            tl.store(part + BC, tl.sum(square_RC, 0))
-            if count_in(counters_ptr + 1 + group) == count - 1:
-                parts = parts_ptr + group.to(tl.int64) * most_tiles * (2 * BC)
-                sum_C, square_C = add_up(parts, parts + BC, count, 2 * BC, column_C, live_C, FINISH)
+            parts = parts_ptr + group.to(tl.int64) * (most_tiles + bundles) * (2 * BC)
+            counter = counters_ptr + 1 + group * (1 + bundles)
+            sum_C, square_C = tl.sum(sum_RC, 0), tl.sum(square_RC, 0)
+            if arrive(
+                parts, counter, tile, count, most_tiles, sum_C, square_C, column_C, FAN, TREE
+            ):
+                if TREE:
+                    parts += most_tiles * (2 * BC)
+                rest = rows_to_add(count, FAN, TREE)
+                sum_C, square_C = add_up(parts, parts + BC, rest, 2 * BC, column_C, live_C, FAN)
                 n = rows.to(tl.float32)
                 about_C = sum_C / n  # the mean, from the shift
                 variance_C = tl.maximum(square_C / n - about_C * about_C, 0.0)
@@ -110,7 +120,7 @@ def forward_kernel(
                 tl.store(place, shift_C + about_C, live_C)
                 tl.store(place + ghosts * C, 1.0 / tl.sqrt_rn(variance_C + eps), live_C)
                 tl.store(place + 2 * ghosts * C, variance_C * (n / (n - 1.0)), live_C)
-                count_in(counters_ptr + 1 + group)
+                count_in(counter)
 
         if ticket >= delay:
             group, tile, count = locate(ticket - delay, ghosts, tiles, last_tiles, blocks)
@@ -121,7 +131,8 @@ def forward_kernel(
             bias_C = parameter(bias_ptr, channel_C, live_C, 0.0, BIAS)
             first = tile * (SUB * U * R)
             base = base_of(ghost, first, channel, ghost_rows, C, S, PLANES)
-            wait_for(counters_ptr + 1 + group, count + 1)
+            counter = counters_ptr + 1 + group * (1 + bundles)
+            wait_for(counter, rows_to_add(count, FAN, TREE) + 1)
             place = table_ptr + ghost * C + channel_C
             mean_C = tl.load(place, live_C, other=0.0, cache_modifier=".cg")
             invstd_C = tl.load(place + ghosts * C, live_C, other=0.0, cache_modifier=".cg")
@@ -158,9 +169,9 @@ def backward_kernel(
     sums_ptr,  # (2, K, C): of dy xhat, and of dy
     parameters_ptr,  # (2, C): the gradients of weight and bias
     parts_ptr,
-    counters_ptr,  # tickets, then one for each group, then one for each block
+    counters_ptr,  # tickets, then those of each group, then one for each block
     ghosts,
-    C,
+    aligned,
     ghost_rows,
     last_rows,
     tiles,
@@ -178,13 +189,17 @@ def backward_kernel(
     R: tl.constexpr,
     BC: tl.constexpr,
     SUB: tl.constexpr,
-    FINISH: tl.constexpr,
+    FAN: tl.constexpr,
+    TREE: tl.constexpr,
+    ALIGN: tl.constexpr,
     LOOP: tl.constexpr,
     STREAM: tl.constexpr,
 ):
     """``dx = weight invstd (dy - mean(dy) - xhat mean(dy xhat))``, with means over the ghost."""
+    C = aligned * ALIGN  # so that the compiler knows a divisor of it
     total = ((ghosts - 1) * tiles + last_tiles) * blocks
     most_tiles = tl.maximum(tiles, last_tiles)
+    bundles = tl.cdiv(most_tiles, FAN) if TREE else 0
     column_C = tl.arange(0, BC)
     ticket = tl.atomic_add(counters_ptr, 1, sem="relaxed")
     while ticket < total + delay:
@@ -215,19 +230,22 @@ def backward_kernel(
                 )  # fmt: skip
                 sum_RC += tl.sum(dy_RCU, 2)
                 dot_RC += tl.sum(dy_RCU * x_RCU, 2)
-            part = parts_ptr + (group.to(tl.int64) * most_tiles + tile) * (2 * BC) + column_C
-            tl.store(part, tl.sum(dot_RC, 0))
-            tl.store(part + BC, tl.sum(sum_RC, 0))
-            if count_in(counters_ptr + 1 + group) == count - 1:
-                parts = parts_ptr + group.to(tl.int64) * most_tiles * (2 * BC)
-                dot_C, sum_C = add_up(parts, parts + BC, count, 2 * BC, column_C, live_C, FINISH)
+            parts = parts_ptr + group.to(tl.int64) * (most_tiles + bundles) * (2 * BC)
+            counter = counters_ptr + 1 + group * (1 + bundles)
+            dot_C, sum_C = tl.sum(dot_RC, 0), tl.sum(sum_RC, 0)
+            if arrive(parts, counter, tile, count, most_tiles, dot_C, sum_C, column_C, FAN, TREE):
+                if TREE:
+                    parts += most_tiles * (2 * BC)
+                rest = rows_to_add(count, FAN, TREE)
+                dot_C, sum_C = add_up(parts, parts + BC, rest, 2 * BC, column_C, live_C, FAN)
                 tl.store(sums_ptr + place, dot_C * invstd_C, live_C)
                 tl.store(sums_ptr + ghosts * C + place, sum_C, live_C)
-                count_in(counters_ptr + 1 + group)
+                count_in(counter)
                 block = group % blocks
-                if count_in(counters_ptr + 1 + ghosts * blocks + block) == ghosts - 1:
+                done = counters_ptr + 1 + ghosts * blocks * (1 + bundles) + block
+                if count_in(done) == ghosts - 1:
                     dot_C, sum_C = add_up(
-                        sums_ptr, sums_ptr + ghosts * C, ghosts, C, channel_C, live_C, FINISH
+                        sums_ptr, sums_ptr + ghosts * C, ghosts, C, channel_C, live_C, FAN
                     )
                     tl.store(parameters_ptr + channel_C, dot_C, live_C)
                     tl.store(parameters_ptr + C + channel_C, sum_C, live_C)
@@ -244,7 +262,8 @@ def backward_kernel(
             bias_C = parameter(bias_ptr, channel_C, live_C, 0.0, BIAS)
             first = tile * (SUB * U * R)
             base = base_of(ghost, first, channel, ghost_rows, C, S, PLANES)
-            wait_for(counters_ptr + 1 + group, count + 1)
+            counter = counters_ptr + 1 + group * (1 + bundles)
+            wait_for(counter, rows_to_add(count, FAN, TREE) + 1)
             scale = 1.0 / rows.to(tl.float32)
             dot_C = tl.load(sums_ptr + place, live_C, other=0.0, cache_modifier=".cg")
             sum_C = tl.load(sums_ptr + ghosts * C + place, live_C, other=0.0, cache_modifier=".cg")

@@ -52,6 +52,51 @@ def add_up(first_ptr, second_ptr, count, stride, channel_C, live_C, R: tl.conste
     return tl.sum(one_RC, 0), tl.sum(two_RC, 0)
 
 
+@triton.jit
+def rows_to_add(count, FAN: tl.constexpr, TREE: tl.constexpr):
+    """How many sums are left for the last program of a group with ``count`` tiles."""
+    return tl.cdiv(count, FAN) if TREE else count
+
+
+@triton.jit
+def arrive(
+    parts_ptr,  # of the group: the sums of its tiles, then those of bundles of FAN tiles
+    counters_ptr,  # of the group: its own, then one for each bundle
+    tile,
+    count,
+    most_tiles,
+    one_C,
+    two_C,
+    column_C,
+    FAN: tl.constexpr,
+    TREE: tl.constexpr,
+):
+    """Leave the sums of a tile; say whether this program is the last of its group.
+
+    Who waits for the group waits for the last program to add up, so many sums are added in two
+    steps: the last program of each bundle does the first.
+    """
+    width: tl.constexpr = 2 * column_C.shape[0]
+    place = parts_ptr + tile * width + column_C
+    tl.store(place, one_C)
+    tl.store(place + width // 2, two_C)
+    if TREE:
+        bundle = tile // FAN
+        size = tl.minimum(count - bundle * FAN, FAN)
+        last = count_in(counters_ptr + 1 + bundle) == size - 1
+        if last:
+            parts = parts_ptr + bundle * (FAN * width)
+            every_C = column_C >= 0
+            one_C, two_C = add_up(parts, parts + width // 2, size, width, column_C, every_C, FAN)
+            place = parts_ptr + (most_tiles + bundle) * width + column_C
+            tl.store(place, one_C)
+            tl.store(place + width // 2, two_C)
+            last = count_in(counters_ptr) == tl.cdiv(count, FAN) - 1
+    else:
+        last = count_in(counters_ptr) == count - 1
+    return last
+
+
 # ------------------------------------------------------------------------------------------- tiles
 
 
