@@ -1,7 +1,7 @@
 """Forward + backward of ghost batch norm against its peers, in one run.
 
     python benchmarks/norm_layer.py                      # this CPU, 2 threads
-    python benchmarks/norm_layer.py --device cuda        # this GPU
+    python benchmarks/norm_layer.py --device cuda        # this GPU: see norm_layer_gpu.py
     python benchmarks/norm_layer.py --json results/norm_layer/cpu.json
 
 Variants are interleaved, one call of each in turn, and medians are compared, so that a slow moment
@@ -42,15 +42,6 @@ CPU_CASES: list[Case] = [
     ((1024, 16, 32, 32), torch.float32, "channels_last"),
     ((4096, 512), torch.float32, "contiguous"),
 ]
-GPU_CASES: list[Case] = [
-    ((4096, 16, 32, 32), torch.bfloat16, "channels_last"),
-    ((4096, 16, 32, 32), torch.bfloat16, "contiguous"),
-    ((4096, 32, 16, 16), torch.bfloat16, "channels_last"),
-    ((4096, 64, 8, 8), torch.bfloat16, "channels_last"),
-    ((4096, 64, 32, 32), torch.bfloat16, "channels_last"),
-    ((4096, 256, 8, 8), torch.bfloat16, "channels_last"),
-    ((4096, 64, 32, 32), torch.float32, "channels_last"),
-]
 
 
 def main() -> None:
@@ -68,8 +59,15 @@ def main() -> None:
     chosen = options.parse_args()
     device = torch.device(chosen.device)
     torch.set_num_threads(chosen.threads)
+    if device.type == "cuda":
+        import norm_layer_gpu  # noqa: PLC0415 (beside this file)
+
+        figures = norm_layer_gpu.report(not chosen.no_compile, norm_layer_gpu.show)
+        write(chosen.json, device, figures)
+        print(json.dumps({k: v for k, v in figures.items() if k != "results"}, indent=1))
+        return
     results = []
-    for number, case in enumerate(CPU_CASES if device.type == "cpu" else GPU_CASES):
+    for number, case in enumerate(CPU_CASES):
         if chosen.processes == 0:  # a process of its own, asked for one case by the loop below
             if number == chosen.case:
                 print(json.dumps(measure(case, device, chosen.repeats, not chosen.no_compile)))
@@ -81,10 +79,16 @@ def main() -> None:
         ]
         results.append(combine(runs))
         print(show(results[-1]), flush=True)
-    if chosen.json and results:
-        report = {"hardware": hardware(device), **versions(), "ghost": GHOST, "results": results}
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps(report, indent=1) + "\n")
+    if results:
+        write(chosen.json, device, {"results": results})
+
+
+def write(path: Path | None, device: torch.device, figures: dict[str, Any]) -> None:
+    """Write the figures, and what they were measured on, where asked."""
+    if path:
+        report = {"hardware": hardware(device), **versions(), "ghost": GHOST, **figures}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def combine(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -107,8 +111,7 @@ def combine(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> dict[str, Any]:
     """Median milliseconds of every variant on one shape."""
     shape, dtype, layout = case
-    if device.type == "cpu":
-        keep_freed_memory()
+    keep_freed_memory()
     x = torch.randn(shape, device=device, dtype=dtype)
     if layout == "channels_last":
         x = x.to(memory_format=torch.channels_last)
@@ -118,7 +121,7 @@ def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> d
     for rivals in (eager(shape), compiled_code(shape) if compiled else ()):
         layers = {name: layer.to(device) for name, layer in rivals}
         for turn, (name, layer) in product(range(repeats + 3), layers.items()):
-            spent = clock(lambda layer=layer: layer(x).backward(dy), device)  # type: ignore[misc]
+            spent = clock(lambda layer=layer: layer(x).backward(dy))  # type: ignore[misc]
             x.grad = None
             layer.zero_grad()
             if turn >= 3:  # the first turns warm up
@@ -128,7 +131,6 @@ def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> d
         "dtype": str(dtype).removeprefix("torch."),
         "layout": layout,
         "milliseconds": {name: round(median(spent), 4) for name, spent in times.items()},
-        **({"limit": round(limit(x), 4)} if device.type == "cuda" else {}),
     }
 
 
@@ -192,27 +194,11 @@ class PlainCode(nn.Module):
         return (y * self.weight.view(shape) + self.bias.view(shape)).to(x.dtype).flatten(0, 1)
 
 
-def clock(call: Callable[[], None], device: torch.device) -> float:
+def clock(call: Callable[[], None]) -> float:
     """Milliseconds of one call."""
-    if device.type == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        return float(begin.elapsed_time(end))
     began = time.perf_counter()
     call()
     return 1e3 * (time.perf_counter() - began)
-
-
-def limit(x: Tensor) -> float:
-    """Milliseconds for five passes over ``x`` at this GPU's copy bandwidth, measured now."""
-    large = torch.empty(1 << 28, dtype=torch.float32, device=x.device)
-    target = torch.empty_like(large)
-    spent = median(clock(lambda: target.copy_(large), x.device) for _ in range(10))  # type: ignore[arg-type, return-value]
-    per_byte = spent / (2 * large.numel() * large.element_size())
-    return 5 * x.numel() * x.element_size() * per_byte
 
 
 def show(result: dict[str, Any]) -> str:
@@ -226,8 +212,6 @@ def show(result: dict[str, Any]) -> str:
             for peer in PEERS
         ]
         lines.append(f"  {name:<20} {spent:8.3f} ms  {'  '.join(ratios)}")
-    if "limit" in result:
-        lines.append(f"  {'limit':<20} {result['limit']:8.3f} ms")
     return "\n".join(lines)
 
 

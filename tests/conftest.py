@@ -11,6 +11,10 @@ import torch
 
 from ghostbatch import Recipe, Regime
 
+if not torch.cuda.is_available():
+    # Triton's kernels then run in its interpreter; it must know before anyone imports it.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests of real data run where there are some."""

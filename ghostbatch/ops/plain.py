@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ghostbatch.ops.layouts import as_dense_as, in_rows, workable
 from ghostbatch.ops.reference import ghost_sizes
 
 WAVE = 1 << 20
@@ -45,21 +46,28 @@ def statistics_dtype(x: Tensor) -> torch.dtype:
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, ghost: int, eps: float
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    ghost: int,
+    eps: float,
+    activation: str | None = None,
+    residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Normalise each ghost of ``x`` by its own statistics; return both.
 
-    The result has the layout of ``x``; the other tensor holds the `Statistics`.
+    The result, ``activation(norm(x) + residual)``, has the layout of ``x``; the other tensor holds
+    the `Statistics`.
     """
     y = torch.empty_like(x)
-    dense, out = _workable(x, y)
+    dense, out = workable(x, y)
     sizes = ghost_sizes(x.shape[0], ghost)
     table = x.new_zeros(3, len(sizes), x.shape[1], dtype=statistics_dtype(x))
     scale, shift = (
         torch.full_like(table[0, 0], default) if p is None else p.to(table.dtype)
         for p, default in ((weight, 1.0), (bias, 0.0))
     )
-    native = _is_large(dense, sizes) and _in_rows(dense)
+    native = _is_large(dense, sizes) and in_rows(dense)
     room: Tensor | None = None
     for x_wave, y_wave, *part in _waves((dense, out), table.unbind(), sizes, native):
         if native:
@@ -69,21 +77,41 @@ def forward(
             _forward_wave(x_wave, y_wave, room, Statistics(*part), scale, shift, eps)
     if out is not y:
         y.copy_(out)
+    if residual is not None:
+        y.add_(residual)
+    if activation == "relu":
+        y.relu_()
     return y, table
 
 
 def backward(
-    dy: Tensor, x: Tensor, weight: Tensor | None, statistics: Tensor, ghost: int
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the input, and of weight and bias (2, C), given that of the output.
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    statistics: Tensor,
+    ghost: int,
+    activation: str | None = None,
+    bias: Tensor | None = None,
+    y: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the input, of weight and bias (2, C), and of the residual, given the output's.
 
     With xhat = (x - mean) invstd and means over the ghost,
     dx = weight invstd (dy - mean(dy) - xhat mean(dy xhat)).
+    What the activation let pass is told by its result ``y``, or else from the input; the residual's
+    gradient is what passed, and is computed where ``y`` is given (a residual makes it necessary).
     """
     mean, invstd, _ = statistics
+    dresidual = x.new_empty(0)
+    if activation == "relu":
+        result = _affine_again(x, weight, bias, statistics, ghost) if y is None else y
+        dy = torch.ops.aten.threshold_backward.grad_input(
+            dy, result, 0, grad_input=torch.empty_like(x)
+        )
+        dresidual = dresidual if y is None else dy
     dx = torch.empty_like(x)
-    dense, out = _workable(x, dx)
-    dy = _as_dense_as(dense, dy)
+    dense, out = workable(x, dx)
+    dy = as_dense_as(dense, dy)
     sizes = ghost_sizes(x.shape[0], ghost)
     sums = torch.empty_like(statistics[:2])  # of dy xhat, and of dy
     gain = invstd if weight is None else weight.to(mean.dtype) * invstd
@@ -97,7 +125,23 @@ def backward(
             _backward_wave(room, *wave)
     if out is not dx:
         dx.copy_(out)
-    return dx, sums.sum(1)
+    return dx, sums.sum(1), dresidual
+
+
+def _affine_again(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, ghost: int
+) -> Tensor:
+    """What the activation was applied to, from the input and the `Statistics`."""
+    mean, invstd, _ = statistics
+    y = torch.empty_like(x)
+    dense, out = workable(x, y)
+    slope = invstd if weight is None else weight.to(mean.dtype) * invstd
+    level = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype).expand_as(mean)
+    sizes = ghost_sizes(x.shape[0], ghost)
+    for x_wave, y_wave, *part in _waves((dense, out), (mean, slope, level), sizes, False):
+        m, s, b = (_spread(values, x_wave) for values in part)
+        torch.addcmul(b, x_wave - m, s, out=y_wave)
+    return y if out is y else y.copy_(out)
 
 
 # ------------------------------------------------------------------------------- one wave at a time
@@ -251,24 +295,7 @@ def _as_images(x: Tensor) -> tuple[Tensor, ...]:
     return images.split(len(images) // len(x))  # type: ignore[no-any-return]
 
 
-# ------------------------------------------------------------------------------------------ layouts
-
-
-def _workable(x: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` and a place for the result, both dense and in rows or in planes."""
-    if x.stride() == result.stride() and (x.is_contiguous() or _in_rows(x)):
-        return x, result
-    if _in_rows(result) or result.is_contiguous():  # x is a slice: its copy can be laid out so
-        return torch.empty_like(result).copy_(x), result
-    return x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _as_dense_as(model: Tensor, x: Tensor) -> Tensor:
-    return x if x.stride() == model.stride() else torch.empty_like(model, dtype=x.dtype).copy_(x)
-
-
-def _in_rows(x: Tensor) -> bool:
-    return x.movedim(1, -1).is_contiguous()
+# -------------------------------------------------------------------------------------------- waves
 
 
 def _waves(
@@ -303,6 +330,6 @@ def _waves(
 
 def _ghosts(x: Tensor, count: int) -> Tensor:
     """View some samples as ``count`` ghosts, in rows or in planes."""
-    if _in_rows(x):
+    if in_rows(x):
         return x.movedim(1, -1).view(count, -1, x.shape[1])
     return x.view(count, x.shape[0] // count, x.shape[1], -1)

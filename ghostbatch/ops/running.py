@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from ghostbatch.ops import paths
 from ghostbatch.ops.ranks import Group, gather, inside_backward, ranks_in
 
 
@@ -60,8 +61,12 @@ def update_running(
     """
     if inside_backward():
         return
+    alone = ranks_in(group) == 1
+    mean, var, tracked, momentum, running = buffers
+    if alone and paths.move_running(mean, var, tracked, statistics, momentum, running):
+        return
     share = _share(buffers, statistics)
-    if ranks_in(group) == 1:
+    if alone:
         _apply(buffers, [share])
     elif defer:
         PENDING.setdefault((group, share.sums.device), []).append(Pending(buffers, share))

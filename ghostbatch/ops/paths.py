@@ -1,0 +1,124 @@
+"""Which code does the work of ghost norm: kernels where they serve, else plain tensor code.
+
+The kernels serve CUDA tensors of three dtypes. Triton is imported when the first one arrives, and a
+Triton that does not work is given up with one warning. GHOSTBATCH_KERNELS=0 turns the kernels off;
+GHOSTBATCH_KERNELS=interpret runs them on CPU tensors in Triton's interpreter, for tests
+(TRITON_INTERPRET=1 must be set, too, before Triton is imported).
+"""
+
+import os
+import warnings
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ghostbatch.ops import plain
+
+SWITCH = "GHOSTBATCH_KERNELS"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+_broken: list[str] = []
+"""Why the kernels were given up, if they were."""
+
+
+def kernels_serve(x: Tensor) -> bool:
+    """Whether a batch goes to the kernels, as far as its device and dtype can tell."""
+    if x.dtype not in DTYPES or _broken or not x.numel():
+        return False
+    switch = os.environ.get(SWITCH, "1")
+    if x.device.type == "cuda":
+        # A GPU that speaks HIP has other caches and waves of 64: nobody has measured there.
+        return switch != "0" and torch.version.hip is None
+    return x.device.type == "cpu" and switch == "interpret"
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    ghost: int,
+    eps: float,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `plain.forward`, by whatever is fastest."""
+    if (fused := _kernels_for(x)) is not None and fused.fits(x, ghost):
+        try:
+            result: tuple[Tensor, Tensor] = fused.forward(
+                x, weight, bias, ghost, eps, activation, residual
+            )
+            return result
+        except Exception as error:
+            _give_up(error)
+    return plain.forward(x, weight, bias, ghost, eps, activation, residual)
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    statistics: Tensor,
+    ghost: int,
+    activation: str | None = None,
+    bias: Tensor | None = None,
+    y: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `plain.backward`, by whatever is fastest."""
+    if (fused := _kernels_for(x)) is not None and fused.fits(x, ghost):
+        try:
+            result: tuple[Tensor, Tensor, Tensor] = fused.backward(
+                dy, x, weight, statistics, ghost, activation, bias, y
+            )
+            return result
+        except Exception as error:
+            _give_up(error)
+    return plain.backward(dy, x, weight, statistics, ghost, activation, bias, y)
+
+
+def move_running(
+    mean: Tensor,
+    var: Tensor,
+    tracked: Tensor | None,
+    moments: Tensor,
+    momentum: float | None,
+    running: str,
+) -> bool:
+    """Move the running statistics by the ghosts' (2, K, C) if a kernel can; say whether it did."""
+    if momentum is None or not 0 <= momentum <= 1:
+        return False
+    tensors = (mean, var, moments[0], moments[1])
+    if not all(t.dtype == torch.float32 and t.is_contiguous() for t in tensors):
+        return False
+    if (fused := _kernels_for(moments)) is None:
+        return False
+    try:
+        fused.move_running(mean, var, tracked, moments, momentum, running)
+    except Exception as error:
+        _give_up(error)
+        return False
+    return True
+
+
+def _kernels_for(x: Tensor) -> ModuleType | None:
+    """The module that launches kernels, if they serve this tensor."""
+    if not kernels_serve(x):
+        return None
+    try:
+        from ghostbatch.ops import fused  # noqa: PLC0415 (imports triton)
+    except Exception as error:
+        _give_up(error)
+        return None
+    return fused
+
+
+def _give_up(error: Exception) -> None:
+    """Never try the kernels again; say so once. A lack of memory is not the kernels' fault."""
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
+    if not _broken:
+        _broken.append(repr(error))
+        warnings.warn(
+            f"the Triton kernels do not work here, so slower, plain code is used: {error!r}",
+            stacklevel=4,
+        )

@@ -1,0 +1,43 @@
+"""One small kernel for what would be a dozen tiny ones: the running statistics of a layer move."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def running_kernel(
+    mean_ptr,
+    var_ptr,
+    tracked_ptr,
+    moments_ptr,  # (2, K, C): of the ghosts, oldest first
+    moments_stride,
+    ghosts,
+    C,
+    count,
+    keep,
+    rate,
+    log_decay,
+    TRACKED: tl.constexpr,
+    R: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """``r <- keep r + sum_k rate 2**(log_decay (K-1-k)) s_k``, for mean and variance alike."""
+    channel_C = tl.program_id(0) * BC + tl.arange(0, BC)
+    live_C = channel_C < C
+    mean_RC = tl.zeros((R, BC), tl.float32)
+    var_RC = tl.zeros((R, BC), tl.float32)
+    for start in range(0, ghosts, R):
+        ghost_R = start + tl.arange(0, R)
+        age_R = tl.maximum(ghosts - 1 - ghost_R, 0).to(tl.float32)
+        weight_R = rate * tl.exp2(log_decay * age_R)
+        at_RC = ghost_R[:, None] * C + channel_C[None, :]
+        live_RC = (ghost_R < ghosts)[:, None] & live_C[None, :]
+        weight_RC = tl.where(live_RC, weight_R[:, None], 0.0)
+        mean_RC += weight_RC * tl.load(moments_ptr + at_RC, live_RC, other=0.0)
+        var_RC += weight_RC * tl.load(moments_ptr + moments_stride + at_RC, live_RC, other=0.0)
+    mean_C = keep * tl.load(mean_ptr + channel_C, live_C, other=0.0) + tl.sum(mean_RC, 0)
+    var_C = keep * tl.load(var_ptr + channel_C, live_C, other=0.0) + tl.sum(var_RC, 0)
+    tl.store(mean_ptr + channel_C, mean_C, live_C)
+    tl.store(var_ptr + channel_C, var_C, live_C)
+    if TRACKED and tl.program_id(0) == 0:
+        tl.store(tracked_ptr, tl.load(tracked_ptr) + count)
