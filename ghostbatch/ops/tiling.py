@@ -34,7 +34,7 @@ class Tuning:
     registers: int | None = None
     """Of a thread, at most."""
     fan: int = 64
-    """Sums of tiles that one program adds up at once."""
+    """Sums of tiles that one program adds up at once, at most."""
     stream: int = 1
     """What the cache is told: 0 nothing, 1 what is not soon read again, 2 also what is."""
 
@@ -115,12 +115,13 @@ def plan(
     total = ((len(sizes) - 1) * tiles + last_tiles) * blocks
     group = max(tiles, last_tiles)
     delay = group + min(settings.lookahead, total - group)
+    registers = 16 * settings.warps * LANES  # adding up must not need more than the rest does
     constants = {
         "S": S if planes else 1,
         "PLANES": planes,
         "EVEN": ghost_rows % step == last_rows % step == C % BC == 0,
         **{"U": U, "R": R, "BC": BC, "SUB": SUB},
-        "FAN": (fan := min(_power_of_two(group), settings.fan)),
+        "FAN": (fan := min(_power_of_two(group), settings.fan, max(8, registers // BC))),
         "TREE": group > fan,
         "ALIGN": (align := math.gcd(C, 16)),
         "LOOP": settings.programs > 0,
