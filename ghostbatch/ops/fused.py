@@ -1,13 +1,12 @@
-"""Launches the kernels of ghost norm: how a batch is cut into tiles, and with which settings.
+"""Launches the kernels of ghost norm.
 
 Importing this module imports Triton; `paths` does so when the first CUDA tensor arrives.
 """
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -15,151 +14,8 @@ from torch import Tensor
 
 from ghostbatch.ops import kernels
 from ghostbatch.ops.layouts import as_dense_as, in_rows, workable
-from ghostbatch.ops.reference import ghost_sizes
 from ghostbatch.ops.running_kernel import running_kernel
-
-VECTOR_BYTES = 16
-"""What a thread loads at once."""
-
-LANES = 32
-"""Threads of a warp."""
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What changes the speed of a kernel and nothing else, but for the rounding of sums."""
-
-    warps: int = 4
-    vectors: int = 4
-    """Vectors of 16 bytes that a thread loads before it uses the first."""
-    subtiles: int = 4
-    """Rounds of such loads in a ticket."""
-    channels: int = 64
-    """Channels that are normalised together, at most."""
-    programs: int = 8
-    """Programs on each multiprocessor, which draw tickets until none is left; 0: one a ticket."""
-    lookahead: int = 256
-    """Tickets between statistics and normalisation, beyond one group."""
-    registers: int | None = None
-    """Of a thread, at most."""
-    fan: int = 64
-    """Sums of tiles that one program adds up at once."""
-    stream: int = 1
-    """What the cache is told: 0 nothing, 1 what is not soon read again, 2 also what is."""
-
-
-class Plan(NamedTuple):
-    """A batch cut into tiles; `kernels` explains the words."""
-
-    ghosts: int
-    aligned: int
-    """Channels, in units of what divides them."""
-    ghost_rows: int
-    last_rows: int
-    tiles: int
-    last_tiles: int
-    blocks: int
-    delay: int
-    grid: int
-    reach: int
-    """An upper bound of offsets within a tile."""
-    constants: dict[str, Any]
-
-    @property
-    def bundles(self) -> int:
-        """Of tiles, in a group, where their sums are added up in two steps."""
-        most, fan = max(self.tiles, self.last_tiles), int(self.constants["FAN"])
-        return -(-most // fan) if self.constants["TREE"] else 0
-
-
-AHEAD = 20 << 20
-"""Bytes of input between statistics and normalisation beyond a group: what crosses device memory
-while a group's last tile is read, its sums are added up and the news gets around, some 9 us."""
-
-LARGE = 16 << 20
-"""Bytes of input in a group from which fewer channels share one, for all to stay in the cache."""
-
-
-@lru_cache(maxsize=1024)
-def tuning(
-    shape: tuple[int, ...], dtype: torch.dtype, planes: bool, ghost: int, backward: bool
-) -> Tuning:
-    """Settings that do well for such a batch on a Hopper GPU."""
-    pixels, tensors = _product(shape[2:]), 2 if backward else 1
-    column = max(ghost_sizes(shape[0], ghost)) * pixels * dtype.itemsize * tensors
-    # In rows, a line of the cache (128 bytes) at a stretch, or half; in planes, half a kilobyte.
-    channels = max(1, 512 // pixels) if planes else 128 // dtype.itemsize
-    if not planes and min(channels, shape[1]) * column > LARGE:
-        channels //= 2
-    base = Tuning(channels=channels)
-    subtiles = base.subtiles
-    load = base.warps * LANES * VECTOR_BYTES * base.vectors
-    while subtiles > 1 and _product(shape) * dtype.itemsize < 1024 * subtiles * load:
-        subtiles //= 2  # enough tickets for everyone
-    return replace(base, subtiles=subtiles, lookahead=AHEAD // (subtiles * load * tensors))
-
-
-@lru_cache(maxsize=1024)
-def plan(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    planes: bool,
-    ghost: int,
-    settings: Tuning,
-    multiprocessors: int,
-) -> Plan:
-    """Cut a batch into tiles: a pure function of its shape and of the settings."""
-    sizes = ghost_sizes(shape[0], ghost)
-    C, S = shape[1], _product(shape[2:])
-    ghost_rows, last_rows = sizes[0] * S, sizes[-1] * S
-    most_rows = max(ghost_rows, last_rows)
-    threads = settings.warps * LANES * (VECTOR_BYTES // dtype.itemsize)
-    BC = _channel_block(C, min(settings.channels, threads))
-    R = min(threads // BC, triton.next_power_of_2(most_rows))
-    U = min(settings.vectors, triton.next_power_of_2(triton.cdiv(most_rows, R)))
-    SUB = min(settings.subtiles, triton.cdiv(most_rows, U * R))
-    step = SUB * U * R
-    tiles, last_tiles = triton.cdiv(ghost_rows, step), triton.cdiv(last_rows, step)
-    blocks = triton.cdiv(C, BC)
-    total = ((len(sizes) - 1) * tiles + last_tiles) * blocks
-    group = max(tiles, last_tiles)
-    delay = group + min(settings.lookahead, total - group)
-    constants = {
-        "S": S if planes else 1,
-        "PLANES": planes,
-        "EVEN": ghost_rows % step == last_rows % step == C % BC == 0,
-        **{"U": U, "R": R, "BC": BC, "SUB": SUB},
-        "FAN": (fan := min(triton.next_power_of_2(group), settings.fan)),
-        "TREE": group > fan,
-        "ALIGN": (align := math.gcd(C, 16)),
-        "LOOP": settings.programs > 0,
-        "STREAM": settings.stream,
-        "num_warps": settings.warps,
-        "num_stages": 1,
-        "maxnreg": settings.registers,
-    }
-    return Plan(
-        *(len(sizes), C // align, ghost_rows, last_rows, tiles, last_tiles, blocks, delay),
-        grid=min(settings.programs * multiprocessors or total + delay, total + delay),
-        reach=C * (step + 2 * S if planes else step),
-        constants=constants,
-    )
-
-
-def _channel_block(channels: int, most: int) -> int:
-    """A power of two of channels: one that divides, or the smallest that holds them all."""
-    most = 1 << (most.bit_length() - 1)
-    divisor = channels & -channels
-    if divisor >= min(most, 32) or channels > most:
-        return min(divisor if divisor >= 16 else most, most)
-    return min(int(triton.next_power_of_2(channels)), most)
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
+from ghostbatch.ops.tiling import Plan, Tuning, plan, tuning
 
 
 def plan_for(x: Tensor, ghost: int, settings: Tuning | None, backward: bool) -> Plan:
