@@ -22,7 +22,7 @@ def plan_for(x: Tensor, ghost: int, settings: Tuning | None, backward: bool) -> 
     """The plan for a batch that is dense, in rows or in planes."""
     planes = not in_rows(x)
     shape = tuple(x.shape)
-    chosen = settings or tuning(shape, x.dtype, planes, ghost, backward)
+    chosen = settings or tuning(shape, x.dtype, planes, backward)
     return plan(shape, x.dtype, planes, ghost, chosen, _multiprocessors(x.device))
 
 
