@@ -125,7 +125,9 @@ def test_evaluation_and_p_0_are_the_identity_and_p_1_drops_all(place, kind):
     assert placed(kind(1.0), place)(x).equal(torch.zeros_like(x))
 
 
-@pytest.mark.parametrize(("kind", "dims"), [(nn.Dropout1d, 1), (nn.Dropout2d, 2), (nn.Dropout3d, 3)])
+@pytest.mark.parametrize(
+    ("kind", "dims"), [(nn.Dropout1d, 1), (nn.Dropout2d, 2), (nn.Dropout3d, 3)]
+)
 def test_channels_are_dropped_whole(place, kind, dims):
     x = torch.ones(64, 16, *(3,) * dims)
     y = placed(kind(0.25), place)(x).flatten(2)

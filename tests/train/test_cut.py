@@ -97,7 +97,7 @@ def advised(cut, remedy):
     return found
 
 
-@given(any_cut())
+@given(any_cut() | fitting())
 def test_the_next_micro_batch_to_try_is_at_most_half_and_accepted(cut):
     if accepted(cut) and (smaller := cut.smaller()) is not None:
         assert smaller <= cut.micro / 2
