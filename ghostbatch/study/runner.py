@@ -49,7 +49,7 @@ def run_cells(
     for folder in folders.values():
         if folder.summary() is None:
             with warnings.catch_warnings(action="ignore"):  # the worker will say it
-                folder.checkpoints.load()
+                folder.checkpoint()
     options = {"device": device, "threads": 1, "checkpoint_seconds": checkpoint_seconds}
     with locked(out) as lock:
         waiting: deque[Cell] = deque()
@@ -94,6 +94,8 @@ def _work_through(
                 )
             if "refused" in news:
                 raise InputError(*news["refused"])
+            if "failed" in news:
+                raise OSError(*news["failed"])
             if "record" in news:
                 on_news(cell, Record(**news["record"]))
             else:
