@@ -81,14 +81,20 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 def _fail(line: str, code: int, own: bool = False) -> None:
     if own or is_first():  # the others end for the same reason
-        print(f"ghostbatch: {line}", file=sys.stderr)
+        _say(line)
     raise SystemExit(code)
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """One line, as for errors."""
     if is_first():
-        print(f"ghostbatch: {message}", file=sys.stderr)
+        _say(str(message))
+
+
+def _say(line: str) -> None:
+    """In one piece, unlike print: ranks share a terminal."""
+    sys.stderr.write(f"ghostbatch: {line}\n")
+    sys.stderr.flush()
 
 
 # ---------------------------------------------------------------------------------------- list
