@@ -11,12 +11,14 @@ from ghostbatch import train
 from ghostbatch.errors import InputError, OwnError
 from ghostbatch.nn import MODELS
 
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
 
 @pytest.fixture
 def short_of(monkeypatch):
     """A network that needs memory for each sample, on a device that has it for so many."""
 
-    def limit(samples, error=torch.OutOfMemoryError("CUDA out of memory"), norm=True):
+    def limit(samples, error=NO_MEMORY, norm=True):
         class Hungry(nn.Module):
             def forward(self, x):
                 if self.training and len(x) > samples:
@@ -42,7 +44,7 @@ def refusal(recipe, **options):
 @pytest.mark.parametrize(
     "error",
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        NO_MEMORY,
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
     ],
     ids=["GPU", "CPU"],
@@ -50,8 +52,8 @@ def refusal(recipe, **options):
 def test_what_the_refusals_name_fits_in_the_end_and_changes_no_number(
     tiny, tmp_path, short_of, error
 ):
-    hungry = replace(tiny, model="hungry", precision="fp64")
     short_of(64)
+    hungry = replace(tiny, model="hungry", precision="fp64")
     whole = train(hungry, device="cpu")
 
     short_of(16, error)
