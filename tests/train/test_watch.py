@@ -11,9 +11,6 @@ from torch import nn
 
 from ghostbatch import train
 from ghostbatch.nn import MODELS
-from ghostbatch.study.runner import run_cells
-from ghostbatch.study.studies import Cell
-from ghostbatch.train import read_records
 from ghostbatch.train.watch import FAR, PATIENCE, Watch, find_nonfinite
 
 PLAIN = torch.autocast("cpu", torch.bfloat16, enabled=False)
@@ -216,17 +213,3 @@ def test_a_run_whose_loss_stays_far_above_its_first_is_given_up(tiny, monkeypatc
     assert summary.status == "diverged"
     assert "has been above 10 x its first for 100" in summary.reason
     assert 100 <= summary.updates <= 110
-
-
-def test_a_study_goes_on_with_its_other_cells(tiny, tmp_path):
-    hot = replace(tiny, clip=None, regime=replace(tiny.regime, lr=1e25, drops=()))
-    cells = [Cell("tiny", name, r.plan(4000)) for name, r in (("hot", hot), ("mild", tiny))]
-    ended = {}
-
-    def news(cell, what):
-        if hasattr(what, "status"):
-            ended[cell.column] = what.status
-
-    run_cells(cells, tmp_path, jobs=1, on_news=news, device="cpu")
-    assert ended == {"hot": "diverged", "mild": "finished"}
-    assert len(read_records(tmp_path / "tiny" / "mild" / "seed-0" / "metrics.jsonl")) > 10
