@@ -22,6 +22,7 @@ def assert_resumes(launch, command, out, whole, outcome):
     assert again.wait() == 0, again.said
     assert outcome(out) == outcome(whole)
     assert not list(out.glob("*.partial"))
+    return again
 
 
 # ------------------------------------------------------------------------------ kill -9, anywhere
@@ -72,7 +73,8 @@ def test_a_run_killed_between_any_two_file_operations_of_a_checkpoint_ends_bit_i
         out = tmp_path / str(number)
         assert kill_at(launch, small, out, number)
         found += what_is_there(out)
-        assert_resumes(launch, small, out, whole, outcome)
+        again = assert_resumes(launch, small, out, whole, outcome)
+        assert "update      0 " not in again.stdout.read_text(), "it began anew"
     assert found == [
         *("half written", "between two checkpoints", "half written", "half written"),
         *("between two renames", "between two checkpoints", "between two checkpoints"),

@@ -63,15 +63,6 @@ def test_a_second_signal_does_not_wait_for_the_update(
     assert not (out / "checkpoint.pt").exists()
 
 
-def test_signals_that_are_ignored_stay_ignored(launch, small, slowly, tmp_path):
-    code, done = slowly(0.01)
-    ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    child = launch(*small, "--out", tmp_path / "run", before=f"{ignore}\n{code}")
-    child.until(lambda: done() >= 3)
-    child.kill(signal.SIGINT)
-    assert child.wait() == 0, child.said
-
-
 def handlers():
     return [signal.getsignal(number) for number in CODES]
 
@@ -84,6 +75,19 @@ def own():
     yield heard
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tiny, own):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    during = []
+
+    def send(_record):
+        os.kill(os.getpid(), signal.SIGINT)
+        during.append(signal.getsignal(signal.SIGINT))
+
+    assert train(tiny, on_record=send).status == "finished"
+    assert set(during) == {signal.SIG_IGN}
+    assert own == []
 
 
 def test_handlers_are_the_runs_while_it_goes_and_the_callers_afterwards(tiny, own):
