@@ -103,6 +103,7 @@ def test_every_line_is_printed_once(whole, printed):
     assert [int(n) for n in re.findall(r"^update +(\d+) ", "\n".join(first), re.M)] == looks
     assert first[-1].startswith("finished: accuracy ")
     assert len(first) == len(looks) + 1
+    assert printed[1].count("finished: ") == 1
 
 
 def test_refusals_are_one_line_and_an_exit_on_every_rank(base, printed, whole):

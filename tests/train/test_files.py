@@ -19,18 +19,24 @@ def test_an_error_behind_an_error_is_named_with_the_file(tmp_path):
         except OSError:
             raise RuntimeError("unexpected pos 5244288 vs 5244240")  # noqa: B904 (as it does)
 
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        with atomic_file(tmp_path / "name") as file:
-            save(file)
+    with (
+        pytest.raises(OSError, match="No space left on device") as caught,
+        atomic_file(tmp_path / "name") as file,
+    ):
+        save(file)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "name"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_errors_pass_as_they_are_and_leave_what_was_there(tmp_path):
     (tmp_path / "name").write_text("before")
-    with pytest.raises(RuntimeError, match="mine"), atomic_file(tmp_path / "name") as file:
+
+    def save(file):
         file.write(b"half of it")
         raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"), atomic_file(tmp_path / "name") as file:
+        save(file)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
