@@ -18,3 +18,7 @@ class InputError(ValueError):
     def __reduce__(self) -> tuple[type["InputError"], tuple[str, str, str]]:
         """Rebuild from the parts: pickle would call the class with the whole line."""
         return type(self), (self.field, self.problem, self.remedy)
+
+
+class OwnError(InputError):
+    """What one rank may meet and the others not: each that does says so, not only the first."""

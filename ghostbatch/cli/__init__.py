@@ -19,7 +19,7 @@ from ghostbatch.cli.plan import plan_command
 from ghostbatch.cli.study import print_report, study_command
 from ghostbatch.cli.train import train_command
 from ghostbatch.data import DATASETS
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, OwnError
 from ghostbatch.nn import MODELS
 from ghostbatch.study import PROVISIONAL, RECIPES, STUDIES, WorkerDied
 from ghostbatch.train import is_first
@@ -43,7 +43,7 @@ def main() -> None:
     try:
         run(sys.argv[1:])
     except InputError as error:
-        _fail(str(error), 2)
+        _fail(str(error), 2, own=isinstance(error, OwnError))
     except WorkerDied as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
@@ -79,16 +79,22 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _fail(line: str, code: int) -> None:
-    if is_first():  # the others end for the same reason
-        print(f"ghostbatch: {line}", file=sys.stderr)
+def _fail(line: str, code: int, own: bool = False) -> None:
+    if own or is_first():  # the others end for the same reason
+        _say(line)
     raise SystemExit(code)
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """One line, as for errors."""
     if is_first():
-        print(f"ghostbatch: {message}", file=sys.stderr)
+        _say(str(message))
+
+
+def _say(line: str) -> None:
+    """In one piece, unlike print: ranks share a terminal."""
+    sys.stderr.write(f"ghostbatch: {line}\n")
+    sys.stderr.flush()
 
 
 # ---------------------------------------------------------------------------------------- list

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ghostbatch.errors import InputError
-from ghostbatch.train import Record
+from ghostbatch.train import Record, read_records
 
 SCALARS = ("loss", "accuracy", "lr", "distance", "gradient_norm", "clipped")
 
@@ -12,7 +12,8 @@ SCALARS = ("loss", "accuracy", "lr", "distance", "gradient_norm", "clipped")
 class TensorBoard:
     """Pass it to `train` as ``on_record``; its files go to ``folder/tensorboard``.
 
-    What a resumed run does again replaces what was written of it before.
+    A run that goes on writes all of its records again, in place of those that were there: some are
+    of updates that are done again, and before it may have had no TensorBoard.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -23,14 +24,17 @@ class TensorBoard:
                 "tensorboard", "it is not installed", "pip install 'ghostbatch[tensorboard]'"
             ) from None
         self._open = SummaryWriter
-        self._folder = folder / "tensorboard"
+        self._folder = folder
         self._writer: Any = None
 
     def __call__(self, record: Record) -> None:
-        """Write one record."""
+        """Write one record, which is in ``metrics.jsonl`` already."""
+        records = [record]
         if self._writer is None:
-            self._writer = self._open(str(self._folder), purge_step=record.update)
-        for name in SCALARS:
-            if (value := getattr(record, name)) is not None:
-                self._writer.add_scalar(f"{record.split}/{name}", value, record.update)
+            self._writer = self._open(str(self._folder / "tensorboard"), purge_step=0)
+            records = read_records(self._folder / "metrics.jsonl") or records
+        for each in records:
+            for name in SCALARS:
+                if (value := getattr(each, name)) is not None:
+                    self._writer.add_scalar(f"{each.split}/{name}", value, each.update)
         self._writer.flush()

@@ -50,7 +50,7 @@ def run_cells(
     for folder in folders.values():
         if folder.summary() is None:
             with warnings.catch_warnings(action="ignore"):  # the worker will say it
-                folder.checkpoints.load()
+                folder.checkpoint()
     options: dict[str, Any] = {"device": device, "threads": 1}
     options |= {"checkpoint_seconds": checkpoint_seconds}
     options |= {"data_dir": str(data_dir)} if data_dir is not None else {}
@@ -97,6 +97,8 @@ def _work_through(
                 )
             if "refused" in news:
                 raise InputError(*news["refused"])
+            if "failed" in news:
+                raise OSError(*news["failed"])
             if "record" in news:
                 on_news(cell, Record(**news["record"]))
             else:

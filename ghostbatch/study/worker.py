@@ -40,6 +40,10 @@ def main() -> None:
             reply(summary=asdict(summary))
         except InputError as error:
             reply(refused=[error.field, error.problem, error.remedy])
+        except BrokenPipeError:  # the study is gone
+            return
+        except OSError as error:
+            reply(failed=[error.errno, error.strerror, error.filename])
 
 
 def _listen(jobs: SimpleQueue[str]) -> None:

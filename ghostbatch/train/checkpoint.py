@@ -89,18 +89,19 @@ def checksum(content: Any) -> str:
 
     def add(value: Any) -> None:
         if isinstance(value, dict):
+            digest.update(f"{len(value)} pairs,".encode())
             for key, item in value.items():
                 add(key)
                 add(item)
         elif isinstance(value, list | tuple):
-            digest.update(f"{len(value)} items".encode())
+            digest.update(f"{len(value)} items,".encode())
             for item in value:
                 add(item)
         elif isinstance(value, Tensor):
-            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            digest.update(f"{value.dtype} {tuple(value.shape)},".encode())
             digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
         else:
-            digest.update(repr(value).encode())
+            digest.update(f"{value!r},".encode())
 
     add(content)
     return digest.hexdigest()

@@ -46,7 +46,7 @@ class Cut:
     def check(self) -> None:
         """Refuse sizes that do not divide, and name those that would."""
         if self.micro < 1:
-            raise InputError("micro", f"{self.micro} is below 1", f"use {self.batch} or less")
+            raise InputError("micro", f"{self.micro} is below 1", self._remedy())
         if self.whole and self.micro != self.batch:
             raise InputError(
                 "micro",
@@ -74,11 +74,13 @@ class Cut:
     def _remedy(self) -> str:
         if micros := self._micros():
             return f"use micro {_listed(micros)}"
-        worlds = [w for w in range(1, self.world) if self.batch % (w * self.unit) == 0]
-        if worlds:
-            return f"use {_listed(worlds)} rank{'s' if worlds != [1] else ''}"
-        near = max(1, round(self.batch / (self.world * self.unit))) * self.world * self.unit
-        return f"use a batch that {self.world * self.unit} divides, such as {near}"
+        step = self.world * self.unit
+        other = f"a batch that {step} divides, such as {max(1, round(self.batch / step)) * step}"
+        if self.world == 1:
+            return f"leave micro out, or use {other}"
+        worlds = [w for w in range(1, self.world) if w == 1 or self.batch % (w * self.unit) == 0]
+        whole = "" if self.micro == self.batch else "leave micro out and "
+        return f"{whole}use {_listed(worlds)} rank{'s' if worlds != [1] else ''}, or {other}"
 
 
 def cut_batch(recipe: Recipe, model: nn.Module, micro: int | None, world: int) -> Cut:

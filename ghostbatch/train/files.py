@@ -19,22 +19,39 @@ def atomic_file(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]
     two is whole.
     """
     partial = path.with_name(path.name + ".partial")
+    with naming(path):
+        try:
+            with partial.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            partial.unlink(missing_ok=True)  # a full disk needs the room
+            raise
+        if previous is not None and path.exists():
+            path.replace(previous)
+        partial.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name must survive a power cut too
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have what the system refuses say which file it was about.
+
+    On a full disk torch.save raises a RuntimeError about positions in the file; what the system
+    said is behind it.
+    """
     try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        partial.unlink(missing_ok=True)  # a full disk needs the room
-        raise
-    if previous is not None and path.exists():
-        path.replace(previous)
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name must survive a power cut too
-    finally:
-        os.close(folder)
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from None
 
 
 @contextmanager
@@ -47,7 +64,7 @@ def locked(folder: Path, patience: float = 3.0) -> Iterator[int]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         problem = f"{folder} cannot be written to ({error.strerror})"
         raise InputError("out", problem, "choose another folder") from None

@@ -66,6 +66,18 @@ class RunFolder:
                 file.write(json.dumps(header, indent=2).encode() + b"\n")
         return int(header["threads"])
 
+    def checkpoint(self) -> dict[str, Any] | None:
+        """The newest checkpoint that is whole; refused if the records before it are not there."""
+        saved = self.checkpoints.load()
+        held = self.metrics.stat().st_size if self.metrics.exists() else 0
+        if saved is not None and held < saved["metrics"]:
+            raise InputError(
+                "out",
+                f"{self.metrics} is shorter than its checkpoint knows",
+                "delete the folder to start this run again",
+            )
+        return saved
+
     def summary(self) -> Summary | None:
         """The summary, if the run has ended."""
         return read_summary(self._summary)

@@ -10,7 +10,7 @@ import torch
 
 from ghostbatch.data import OnBadImage, load, open_feed
 from ghostbatch.diagnostics import log_spaced
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, OwnError
 from ghostbatch.nn import to_whole
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.cut import cut_batch
@@ -86,7 +86,7 @@ def train(
             if (ended := ranks.from_first(folder.summary)) is not None:
                 return ended
             # refused, if it must be, before anything is written
-            saved = ranks.from_first(folder.checkpoints.load) or {"metrics": 0}
+            saved = ranks.from_first(folder.checkpoint) or {"metrics": 0}
             if "state" in saved:
                 state.load_state_dict(saved["state"])
             count = threads or torch.get_num_threads()
@@ -129,16 +129,18 @@ def find_device(name: str | torch.device | None) -> torch.device:
     """The device asked for, or else the GPU if there is one."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, remedy = InputError, "use cpu"
     try:
         device = torch.device(name)
         if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            name = device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            kind, remedy = OwnError, "use as many ranks as this machine has GPUs, or cpu"
         torch.empty(0, device=device)
         usable = device.type in DEVICES
     except (RuntimeError, AssertionError):  # how PyTorch says no depends on its build
         usable = False
     if not usable:
-        raise InputError("device", f"{name} is not available here", "use cpu")
+        raise kind("device", f"{name} is not available here", remedy)
     return device
 
 

@@ -56,13 +56,13 @@ class Ranks:
             raise box[0]
         return box[0]  # type: ignore[no-any-return]
 
-    def first_of(self, found: str | None) -> str | None:
-        """What the lowest rank that found something has found."""
+    def least(self, found: Answer | None) -> Answer | None:
+        """The least of what the ranks have found, if any has."""
         if self.world == 1:
             return found
-        everyone: list[str | None] = [None] * self.world
+        everyone: list[Any] = [None] * self.world
         dist.all_gather_object(everyone, found)
-        return next(filter(None, everyone), None)
+        return min(filter(None, everyone), default=None)
 
     def parallel(self, model: nn.Module) -> nn.Module:
         """The model with its gradients averaged over ranks; buffers are equal without help."""

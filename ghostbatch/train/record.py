@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ghostbatch.errors import InputError
+from ghostbatch.train.files import naming
 
 Split = Literal["train", "validation"]
 Status = Literal["finished", "diverged"]
@@ -68,14 +69,8 @@ class Recorder:
     """
 
     def __init__(self, path: Path, keep: int, on_record: OnRecord | None) -> None:
-        self._file = path.open("ab")
-        if self._file.tell() < keep:
-            self._file.close()
-            raise InputError(
-                "out",
-                f"{path} is shorter than its checkpoint knows",
-                "delete the folder to start this run again",
-            )
+        self._path = path
+        self._file = path.open("ab", buffering=0)  # nothing is left for closing to fail with
         self._file.truncate(keep)
         self._on_record = on_record
 
@@ -85,14 +80,17 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         """Write one line, whole."""
-        self._file.write(to_json(record).encode() + b"\n")
-        self._file.flush()
+        line = to_json(record).encode() + b"\n"
+        with naming(self._path):
+            while line:
+                line = line[self._file.write(line) :]
         if self._on_record is not None:
             self._on_record(record)
 
     def sync(self) -> None:
         """Have everything on the disk before a checkpoint counts on it."""
-        os.fsync(self._file.fileno())
+        with naming(self._path):
+            os.fsync(self._file.fileno())
 
     def position(self) -> int:
         """Length of the file."""

@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections.abc import Iterator
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ghostbatch.data import Feed, Piece, generator, key
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, OwnError
 from ghostbatch.nn import sync_statistics
 from ghostbatch.optim import noise_weights
 from ghostbatch.recipe import Plan
@@ -124,14 +125,17 @@ class Session:
         torch.manual_seed(key(seed, f"draws from {first}", update))
 
     def _too_large(self) -> InputError:
-        smaller = self.cut.smaller()
-        remedy = f"use micro {smaller}: the same numbers in less memory"
-        if self.cut.whole:
+        cut, smaller = self.cut, self.cut.smaller()
+        if smaller is not None:
+            remedy = f"use micro {smaller}: the same numbers in less memory"
+        elif cut.whole:
             remedy = "use more ranks, or ghost batch norm, which can be cut into micro-batches"
-        elif smaller is None:
-            remedy = "use more ranks or a smaller network: it is one ghost already"
-        problem = f"{self.cut.shard} samples at a time do not fit into this device's memory"
-        return InputError("micro", problem, remedy)
+        elif cut.shard == cut.unit:
+            remedy = "use a smaller ghost or network: it is one ghost already"
+        else:
+            remedy = f"use a batch that {cut.unit} divides: it can be cut into micro-batches"
+        problem = f"{cut.shard} samples at a time do not fit into this device's memory"
+        return OwnError("micro", problem, remedy)
 
     # ------------------------------------------------------------------------------ records
 
@@ -192,19 +196,23 @@ class Session:
         last = self._looked
         if last is None or last.update != self.state.update:
             last = self.record_validation()
-        piece = next(iter(self.feed.pieces(self.state.update, self.pieces)))
-        self._draw_for(piece)
-        found = find_nonfinite(self.state.model, piece.images, self.autocast)
+        found = find_nonfinite(self.state.model, self._inputs(), self.autocast)
         sync_statistics(self.state.model)
-        where = self.ranks.first_of(found)
+        where = self.ranks.least(found)
         clip = "" if self.plan.recipe.clip is not None else "clip the gradient (clip 5), "
         return self._end(
             last,
             "diverged",
             f"update {self.state.update + 1}: {problem}"
-            + (f", first in the {where}" if where else "")
+            + (f", first in the {where.what}" if where else "")
             + f"; {clip}lower regime.lr or add regime.warmup",
         )
+
+    def _inputs(self) -> Iterator[Tensor]:
+        """What the network sees in this update."""
+        for piece in self.feed.pieces(self.state.update, self.pieces):
+            self._draw_for(piece)
+            yield piece.images
 
     def end(self) -> Summary:
         """Look at the test set once more and sum up."""

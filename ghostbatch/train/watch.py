@@ -1,7 +1,8 @@
 """Notices a run that diverges, and finds out where."""
 
+from collections.abc import Iterable
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,36 +45,48 @@ class Watch:
         self.start, self.above = state["start"], state["above"]
 
 
-def find_nonfinite(model: nn.Module, images: Tensor, autocast: torch.autocast) -> str | None:
+class Found(NamedTuple):
+    """A value that is not finite; the smallest is the first on the way through and back."""
+
+    backward: bool
+    number: int
+    what: str
+
+
+def find_nonfinite(
+    model: nn.Module, inputs: Iterable[Tensor], autocast: torch.autocast
+) -> Found | None:
     """The first value that is not finite on the way through ``model`` and back, by its layer.
 
-    Gradients are those of the update that went wrong; the forward is run once more. Running
-    statistics move by it.
+    Gradients are those of the update that went wrong; the forwards are run once more. Running
+    statistics move by them.
     """
-    found: list[str] = []
+    found: list[Found] = []
+    calls = 0
 
     def look(name: str) -> Any:
         def hook(layer: nn.Module, _inputs: Any, output: Any) -> None:
+            nonlocal calls
+            calls += 1
             for part, tensor in layer.named_parameters(recurse=False):
                 if not bool(tensor.isfinite().all()):
-                    found.append(f"{part} of layer {name}")
+                    found.append(Found(False, calls, f"{part} of layer {name}"))
             if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-                found.append(f"output of layer {name} ({type(layer).__name__})")
+                what = f"layer {name} ({type(layer).__name__})" if name else "network"
+                found.append(Found(False, calls, f"output of {what}"))
 
         return hook
 
-    leaves = {name: layer for name, layer in model.named_modules() if not any(layer.children())}
-    hooks = [layer.register_forward_hook(look(name)) for name, layer in leaves.items()]
+    hooks = [layer.register_forward_hook(look(name)) for name, layer in model.named_modules()]
     try:
         with torch.no_grad(), autocast:
-            model(images)
+            for images in inputs:
+                calls = 0
+                model(images)
     finally:
         for hook in hooks:
             hook.remove()
-    if not found:
-        found = [
-            f"gradient of {name}"
-            for name, parameter in reversed(list(model.named_parameters()))
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
-        ]
-    return found[0] if found else None
+    for number, (name, parameter) in enumerate(reversed(list(model.named_parameters()))):
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            found.append(Found(True, number, f"gradient of {name}"))
+    return min(found, key=lambda it: it[:2], default=None)

@@ -8,6 +8,7 @@ import pytest
 
 import ghostbatch
 from ghostbatch import cli
+from ghostbatch.errors import OwnError
 from ghostbatch.study import PROVISIONAL
 
 
@@ -182,3 +183,14 @@ def test_the_module_runs_as_the_command_does():
         [sys.executable, "-m", "ghostbatch", "list"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("recipes\n  f1-digits")
+
+
+def test_ranks_other_than_the_first_say_only_what_they_alone_may_meet(run, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert run("train", "f9-digits") == (2, "", "")
+
+    def full(_words):
+        raise OwnError("micro", "64 samples do not fit", "use micro 32")
+
+    monkeypatch.setitem(cli.COMMANDS, "train", full)
+    assert run("train") == (2, "", "ghostbatch: micro: 64 samples do not fit; use micro 32\n")

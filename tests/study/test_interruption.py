@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from ghostbatch import train
 from ghostbatch.study import find_study
+from ghostbatch.train import read_records
 
 COLUMNS = ("SB", "+GBN")
 
@@ -39,6 +41,11 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def press_ctrl_c(study: subprocess.Popen[str]) -> None:
+    """As a terminal does: the study and its workers hear it."""
+    os.killpg(study.pid, signal.SIGINT)
 
 
 def run_to_the_end(out: Path) -> str:
@@ -81,13 +88,60 @@ def assert_same(out: Path, whole: Path, outcome) -> None:
         assert outcome(out / cell) == outcome(whole / cell), column
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_study_continues_and_ends_bit_identical(how, whole, tmp_path, outcome):
     dice = random.Random(how)  # noqa: S311 (no secret)
     kill_at(tmp_path, how, after=3.5 + 2 * dice.random())
     table = run_to_the_end(tmp_path)
     assert_same(tmp_path, whole, outcome)
     assert "report: " in table
+
+
+def rarely_saved(out: Path) -> subprocess.Popen[str]:
+    """A study in a terminal of its own, at work, which takes no checkpoint unless asked."""
+    words = [word.replace("0.3", "1000") for word in command(out)]
+    study = subprocess.Popen(words, stdout=-1, stderr=-1, text=True, start_new_session=True)
+    cells = [out / "f1-digits" / column / "seed-0" / "metrics.jsonl" for column in COLUMNS]
+    while not all(cell.exists() and cell.read_text().count("\n") > 20 for cell in cells):
+        assert study.poll() is None
+        time.sleep(0.01)
+    return study
+
+
+def test_the_first_ctrl_c_has_every_worker_save_the_update_it_is_at(tmp_path, whole, outcome):
+    study = rarely_saved(tmp_path)
+    press_ctrl_c(study)
+    _, stderr = study.communicate(timeout=20)
+    assert study.returncode == 130
+    assert stderr == "ghostbatch: interrupted; run the same command again to continue\n"
+    for column in COLUMNS:
+        cell = tmp_path / "f1-digits" / column / "seed-0"
+        saved = torch.load(cell / "checkpoint.pt", weights_only=True)
+        assert saved["metrics"] == (cell / "metrics.jsonl").stat().st_size, "a record is lost"
+        assert saved["state"]["update"] >= read_records(cell / "metrics.jsonl")[-1].update > 0
+    run_to_the_end(tmp_path)
+    assert_same(tmp_path, whole, outcome)
+
+
+def test_the_second_ctrl_c_ends_workers_that_do_not_save(tmp_path):
+    study = rarely_saved(tmp_path)
+    workers = workers_of(study.pid)
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    press_ctrl_c(study)
+    time.sleep(1)
+    assert study.poll() is None, "the first one waits"
+    began = time.monotonic()
+    press_ctrl_c(study)
+    _, stderr = study.communicate(timeout=60)
+    left = [worker for worker in workers if alive(worker)]
+    for worker in left:
+        os.kill(worker, signal.SIGKILL)
+    assert not left
+    assert time.monotonic() - began < 3
+    assert study.returncode == 130
+    assert stderr.count("\n") == 1
+    assert not list(tmp_path.rglob("checkpoint.pt"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,51 @@
+"""Plain batch norm over ranks: PyTorch's BatchNorm on the batch of all of them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ghostbatch.nn import GhostBatchNorm2d, to_whole
+
+SCRIPT = Path(__file__).with_name("whole_ranks.py")
+CASES = re.findall(r"^def (case_\w+)", SCRIPT.read_text(), re.MULTILINE)
+
+
+def test_two_ranks_are_batch_norm_on_the_batch_of_both():
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node=2", SCRIPT),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.findall(r"^(case_\w+) holds", done.stdout, re.MULTILINE) == CASES
+
+
+def test_conversion_keeps_objects_and_leaves_other_norms_alone():
+    class Own(nn.BatchNorm2d):
+        """Someone's own."""
+
+    model = nn.Sequential(nn.BatchNorm2d(3), GhostBatchNorm2d(3, 4), nn.LayerNorm(3), Own(3))
+    before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    kinds = [type(layer) for layer in model]
+    to_whole(model)
+    assert {n: id(t) for n, t in model.state_dict(keep_vars=True).items()} == before
+    assert [type(layer) for layer in model][1:] == kinds[1:]
+    assert type(model[0]) is not kinds[0]
+
+
+def test_evaluation_sends_nothing():
+    """It would fail here: there is no process group."""
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    x = torch.randn(2, 3, 4, 4)
+    expected = model.eval()(x)
+    to_whole(model)
+    assert model(x).equal(expected)

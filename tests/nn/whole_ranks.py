@@ -1,0 +1,119 @@
+"""What each rank does in test_whole.py; started by torchrun, one process per rank, over gloo.
+
+Every case compares a layer on this rank's shard with PyTorch's own on the whole batch.
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ghostbatch.nn import to_whole
+
+SHARD = 6
+
+
+def twins(kind, **options):
+    """A layer over all ranks and PyTorch's, with the same parameters, neither 0 nor 1."""
+    torch.manual_seed(0)
+    model, twin = (nn.Sequential(kind(3, **options)).double() for _ in range(2))
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        mine.data.copy_(torch.randn(3).double())
+        theirs.data.copy_(mine.data)
+    to_whole(model)
+    return model, twin
+
+
+def compare(kind, dims, tolerance=1e-10, dtype=torch.float64, **options):
+    """Outputs, gradients and buffers over three updates of one random loss."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model, twin = twins(kind, **options)
+    mine = slice(rank * SHARD, (rank + 1) * SHARD)
+    for step in range(3):
+        draw = torch.Generator().manual_seed(step)
+        x, factors = (
+            torch.randn(world * SHARD, 3, *dims, generator=draw).to(dtype) for _ in range(2)
+        )
+        x = 3 * x + 100
+        whole, shard = (t.clone().requires_grad_() for t in (x, x[mine]))
+        expected, found = twin(whole), model(shard)
+        (expected * factors).sum().backward()
+        (found * factors[mine]).sum().backward()
+        close(found, expected[mine], "output", tolerance)
+        close(shard.grad, whole.grad[mine], "input gradient", tolerance)
+    for (name, mine_), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        dist.all_reduce(mine_.grad)
+        close(mine_.grad, theirs.grad, name, tolerance)
+    for (name, buffer), theirs in zip(model.named_buffers(), twin.buffers(), strict=True):
+        close(buffer, theirs, name, tolerance)
+    close(model.eval()(x), twin.eval()(x), "evaluation", tolerance)
+
+
+def close(found, expected, name, tolerance):
+    assert found.dtype == expected.dtype, name
+    torch.testing.assert_close(
+        found, expected, rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}"
+    )
+
+
+def case_dense():
+    compare(nn.BatchNorm1d, ())
+
+
+def case_sequences():
+    compare(nn.BatchNorm1d, (5,))
+
+
+def case_images():
+    compare(nn.BatchNorm2d, (4, 5))
+
+
+def case_volumes():
+    compare(nn.BatchNorm3d, (2, 3, 4))
+
+
+def case_cumulative_statistics():
+    compare(nn.BatchNorm2d, (4, 5), momentum=None)
+
+
+def case_another_momentum_and_eps():
+    compare(nn.BatchNorm2d, (4, 5), momentum=0.7, eps=0.3)
+
+
+def case_without_affine():
+    compare(nn.BatchNorm2d, (4, 5), affine=False)
+
+
+def case_under_ddp_gradients_are_means_over_ranks():
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model, twin = twins(nn.BatchNorm1d)
+    parallel = DistributedDataParallel(model, broadcast_buffers=False)
+    x = torch.randn(world * SHARD, 3, generator=torch.Generator().manual_seed(7)).double()
+    parallel(x.chunk(world)[rank]).pow(3).mean().backward()
+    twin(x).pow(3).mean().backward()
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        close(mine.grad, theirs.grad, "gradient", 1e-12)
+
+
+def case_bf16_is_normalised_in_fp32():
+    model, twin = (net.float() for net in twins(nn.BatchNorm2d))
+    x = torch.randn(dist.get_world_size() * SHARD, 3, 4, 4).bfloat16() + 1
+    found = model(x.chunk(dist.get_world_size())[dist.get_rank()])
+    expected = twin(x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    close(model[0].running_mean, twin[0].running_mean, "mean", 1e-5)
+    close(model[0].running_var, twin[0].running_var, "variance", 1e-5)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    for name, case in list(globals().items()):
+        if name.startswith("case_") and name in (sys.argv[1:] or [name]):
+            torch.manual_seed(0)
+            case()
+            dist.barrier()
+            if dist.get_rank() == 0:
+                print(name, "holds", flush=True)
+    dist.destroy_process_group()

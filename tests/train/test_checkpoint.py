@@ -1,0 +1,158 @@
+"""Checkpoints: whole, of this run and of this format, or refused; the one before is kept."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ghostbatch import train
+from ghostbatch.errors import InputError
+from ghostbatch.train.checkpoint import checksum
+
+
+def half_done(recipe, folder):
+    """Leave a run after its checkpoint at update 5."""
+
+    def interrupt(record):
+        if record.update > 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, out=folder, on_record=interrupt, checkpoint_seconds=0)
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:100_000])
+
+
+def flip_a_bit(path):
+    """In the middle of the weights."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def replace_by_foreign(path):
+    torch.save({"weights": torch.zeros(3)}, path)
+
+
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, replace_by_foreign])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
+    tiny, tmp_path, outcome, damage
+):
+    train(tiny, out=tmp_path / "whole")
+    half_done(tiny, tmp_path / "cut")
+    damage(tmp_path / "cut" / "checkpoint.pt")
+    with pytest.warns(UserWarning, match=r"checkpoint.pt .*; going on from checkpoint.previous.pt"):
+        train(tiny, out=tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, replace_by_foreign])
+def test_where_no_checkpoint_is_whole_the_run_is_refused(tiny, tmp_path, damage):
+    half_done(tiny, tmp_path)
+    damage(tmp_path / "checkpoint.pt")
+    (tmp_path / "checkpoint.previous.pt").unlink()
+    with pytest.raises(InputError, match=r"^checkpoint: .*checkpoint.pt .*; delete it"):
+        train(tiny, out=tmp_path)
+
+
+@pytest.mark.parametrize(("number", "word"), [(99, "newer"), (1, "older")])
+def test_a_checkpoint_of_another_format_is_refused_by_name(tiny, tmp_path, number, word):
+    half_done(tiny, tmp_path)
+    content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    torch.save({**content, "format": number}, tmp_path / "checkpoint.pt")
+    with pytest.raises(InputError, match=f"^checkpoint: .* is of format {number}, {word} than"):
+        train(tiny, out=tmp_path)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(tiny, tmp_path):
+    half_done(tiny, tmp_path / "a")
+    half_done(replace(tiny, seed=1), tmp_path / "b")
+    (tmp_path / "b" / "checkpoint.pt").replace(tmp_path / "a" / "checkpoint.pt")
+    with pytest.raises(InputError, match=r"^checkpoint: .* is of another recipe; delete it"):
+        train(tiny, out=tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "checkpoint.pt"])
+def test_files_of_another_program_are_refused_and_kept(tiny, tmp_path, name):
+    (tmp_path / name).write_text('{"my": "own"}\n')
+    with pytest.raises(InputError, match=r"^out: .* another"):
+        train(tiny, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == '{"my": "own"}\n'
+
+
+def test_metrics_that_are_shorter_than_the_checkpoint_knows_are_refused(tiny, tmp_path):
+    half_done(tiny, tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"^out: .*metrics.jsonl is shorter"):
+        train(tiny, out=tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": [1, 2], "b": torch.zeros(3)},
+        {"a": [1], "b": torch.zeros(3), "c": 2},
+        {"a": [1, 2.0], "b": torch.zeros(2)},
+        {"a": [1, 2.0], "b": torch.zeros(3, 1)},
+        {"a": [1, 2.0], "b": torch.zeros(3, dtype=torch.float64)},
+        {"a": [1, 2.0], "b": torch.tensor([0, 0, 1e-45])},
+        {"b": torch.zeros(3), "a": [1, 2.0]},
+        {"a": [[1], 2.0], "b": torch.zeros(3)},
+    ],
+    ids=str,
+)
+def test_a_checksum_sees_every_difference(other):
+    content = {"a": [1, 2.0], "b": torch.zeros(3)}
+    assert checksum(content) == checksum({"a": [1, 2.0], "b": torch.zeros(3)})
+    assert checksum(other) != checksum(content)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([1, 23], [12, 3]),
+        ({"a": {"b": 1}, "c": 2}, {"a": {"b": 1, "c": 2}}),
+        ([[1], 2], [[1, 2]]),
+        ({"a": 1}, ["a", 1]),
+    ],
+    ids=str,
+)
+def test_a_checksum_sees_where_values_end(one, other):
+    assert checksum(one) != checksum(other)
+
+
+def test_a_checksum_is_of_the_values_and_not_of_their_layout():
+    tensor = torch.arange(6.0).view(2, 3)
+    assert checksum([tensor.t()]) == checksum([tensor.t().contiguous()])
+
+
+def test_the_previous_checkpoint_is_one_interval_older(tiny, tmp_path):
+    half_done(tiny, tmp_path)
+    newest, previous = (
+        torch.load(tmp_path / name, weights_only=True)["state"]["update"]
+        for name in ("checkpoint.pt", "checkpoint.previous.pt")
+    )
+    assert (newest, previous) == (5, 4)
+
+
+def test_a_damaged_checkpoint_never_becomes_the_previous_one(tiny, tmp_path):
+    """It would take the place of the last one that is whole."""
+    half_done(tiny, tmp_path)
+    cut_short(tmp_path / "checkpoint.pt")
+
+    def interrupt(record):
+        if record.update > 5:
+            raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pytest.warns(UserWarning, match="going on from checkpoint.previous.pt"),
+    ):
+        train(tiny, out=tmp_path, on_record=interrupt, checkpoint_updates=1)
+    cut_short(tmp_path / "checkpoint.pt")
+    with pytest.warns(UserWarning, match="going on from checkpoint.previous.pt"):
+        assert train(tiny, out=tmp_path).status == "finished"

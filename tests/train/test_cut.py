@@ -1,0 +1,158 @@
+"""How batches are cut: in order, nothing twice, ghosts never parted; refusals name what works."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ghostbatch.errors import InputError
+from ghostbatch.nn import find_model, to_ghost
+from ghostbatch.train.cut import Cut, cut_batch
+
+
+@st.composite
+def fitting(draw):
+    """A cut that is accepted by construction."""
+    unit, world = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    micro = world * unit * draw(st.integers(1, 4))
+    return Cut(batch=micro * draw(st.integers(1, 4)), micro=micro, world=world, unit=unit)
+
+
+@st.composite
+def any_cut(draw):
+    batch = draw(st.integers(2, 400))
+    whole = draw(st.booleans())
+    return Cut(
+        batch=batch,
+        micro=draw(st.just(batch) | st.integers(0, 500)),
+        world=draw(st.integers(1, 9)),
+        unit=1 if whole else draw(st.integers(1, 40)),
+        whole=whole,
+    )
+
+
+@given(fitting())
+def test_all_pieces_together_are_the_batch_in_order(cut):
+    cut.check()
+    by_rank = [cut.pieces(rank) for rank in range(cut.world)]
+    seen = [n for passes in zip(*by_rank, strict=True) for p in passes for n in range(cut.batch)[p]]
+    assert seen == list(range(cut.batch))
+
+
+@given(fitting())
+def test_pieces_are_whole_ghosts_of_equal_number(cut):
+    for rank in range(cut.world):
+        for piece in cut.pieces(rank):
+            assert piece.start % cut.unit == 0
+            assert piece.stop - piece.start == cut.shard
+            assert cut.shard % cut.unit == 0
+
+
+def accepted(cut):
+    try:
+        cut.check()
+    except InputError:
+        return False
+    return True
+
+
+@given(any_cut())
+def test_what_is_accepted_can_be_cut(cut):
+    if accepted(cut):
+        parted = cut.micro != cut.batch or cut.world > 1
+        assert cut.batch % cut.micro == 0
+        assert cut.micro % cut.world == 0
+        assert not parted or cut.shard % cut.unit == 0
+        assert not cut.whole or cut.micro == cut.batch
+
+
+@given(any_cut())
+def test_every_size_that_a_refusal_names_is_accepted(cut):
+    if not accepted(cut):
+        with pytest.raises(InputError) as caught:
+            cut.check()
+        named = advised(cut, caught.value.remedy)
+        assert named, caught.value
+        for other in named:
+            assert accepted(other), f"{caught.value} names {other}"
+
+
+def advised(cut, remedy):
+    """Read a refusal as its reader would: change what it names, leave the rest."""
+    if "leave micro out" in remedy:
+        cut = replace(cut, micro=cut.batch)
+    if "set a ghost size" in remedy:  # that is about the norm alone; ranks are another matter
+        cut = replace(cut, world=1)
+    found = [cut] if "leave micro out, or" in remedy else []
+    if match := re.search(r"use micro ([\d, or]+)", remedy):
+        found += [replace(cut, micro=int(n)) for n in re.findall(r"\d+", match[1])]
+    if match := re.search(r"use ([\d, or]+) ranks?", remedy):
+        found += [replace(cut, world=int(n)) for n in re.findall(r"\d+", match[1])]
+    if match := re.search(r"a batch that (\d+) divides, such as (\d+)", remedy):
+        assert int(match[2]) % int(match[1]) == 0
+        found.append(replace(cut, batch=int(match[2]), micro=int(match[2])))
+    return found
+
+
+@given(any_cut() | fitting())
+def test_the_next_micro_batch_to_try_is_at_most_half_and_accepted(cut):
+    if accepted(cut) and (smaller := cut.smaller()) is not None:
+        assert smaller <= cut.micro / 2
+        assert accepted(replace(cut, micro=smaller))
+
+
+@given(fitting())
+def test_halving_ends_at_one_ghost_per_rank(cut):
+    while (smaller := cut.smaller()) is not None:
+        cut = replace(cut, micro=smaller)
+    assert cut.shard == cut.unit
+
+
+def refusal(cut):
+    with pytest.raises(InputError) as caught:
+        cut.check()
+    return str(caught.value)
+
+
+def test_refusals_read_as_sentences():
+    cut = Cut(batch=128, micro=48, world=2, unit=16)
+    assert refusal(cut) == (
+        "micro: batch 128 cannot be cut into pieces of 48 for 2 ranks of whole ghosts of 16; "
+        "use micro 128, 64 or 32"
+    )
+    assert refusal(replace(cut, micro=128, world=3)) == (
+        "ranks: batch 128 cannot be cut into pieces of 128 for 3 ranks of whole ghosts of 16; "
+        "use 2 or 1 ranks, or a batch that 48 divides, such as 144"
+    )
+    assert refusal(Cut(batch=100, micro=50, world=1, unit=32)) == (
+        "micro: batch 100 cannot be cut into pieces of 50 of whole ghosts of 32; "
+        "leave micro out, or use a batch that 32 divides, such as 96"
+    )
+    assert refusal(replace(cut, micro=0)) == "micro: 0 is below 1; use micro 128, 64 or 32"
+
+
+def model(recipe):
+    network = find_model(recipe.model)()
+    return to_ghost(network, recipe.ghost) if recipe.ghost else network
+
+
+def test_micro_batches_are_refused_with_plain_batch_norm(tiny):
+    plain = replace(tiny, ghost=None)
+    assert cut_batch(plain, model(plain), None, world=4).shard == 16
+    with pytest.raises(InputError, match=r"^micro: plain batch norm .*; leave micro out, or set a"):
+        cut_batch(plain, model(plain), 32, world=1)
+
+
+def test_micro_batches_are_refused_with_the_mean_over_ghosts(tiny):
+    mean = replace(tiny, running="mean")
+    assert cut_batch(mean, model(mean), 64, world=2).micro == 64
+    with pytest.raises(InputError, match=r'^micro: running "mean" .*; leave micro out, or use run'):
+        cut_batch(mean, model(mean), 32, world=1)
+
+
+def test_a_network_without_batch_norm_may_be_cut_anywhere(tiny):
+    cut = cut_batch(replace(tiny, ghost=None), nn.Linear(2, 2), 1, world=1)
+    assert (cut.unit, cut.whole, len(cut.pieces(0))) == (1, False, 64)

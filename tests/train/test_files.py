@@ -1,0 +1,69 @@
+"""Files that are whole or absent, in the order that a power cut respects."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from ghostbatch import train
+from ghostbatch.train.files import atomic_file
+
+
+def test_an_error_behind_an_error_is_named_with_the_file(tmp_path):
+    """As torch.save does where the disk fills up while it writes."""
+
+    def save(_file):
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            raise RuntimeError("unexpected pos 5244288 vs 5244240")  # noqa: B904 (as it does)
+
+    with (
+        pytest.raises(OSError, match="No space left on device") as caught,
+        atomic_file(tmp_path / "name") as file,
+    ):
+        save(file)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "name"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_pass_as_they_are_and_leave_what_was_there(tmp_path):
+    (tmp_path / "name").write_text("before")
+
+    def save(file):
+        file.write(b"half of it")
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"), atomic_file(tmp_path / "name") as file:
+        save(file)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_records_and_checkpoint_are_on_the_disk_before_the_checkpoint_has_its_name(
+    tiny, tmp_path, monkeypatch
+):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor):
+        done.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        fsync(descriptor)
+
+    def renamed(old, new):
+        done.append(("rename", Path(old).name, Path(new).name))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    out = tmp_path / "run"
+    train(tiny, out=out, checkpoint_updates=8)
+    second = done.index(("rename", "checkpoint.pt", "checkpoint.previous.pt")) - 2
+    assert done[second : second + 5] == [
+        ("fsync", "metrics.jsonl"),
+        ("fsync", "checkpoint.pt.partial"),
+        ("rename", "checkpoint.pt", "checkpoint.previous.pt"),
+        ("rename", "checkpoint.pt.partial", "checkpoint.pt"),
+        ("fsync", "run"),
+    ]
+    assert done[-2:] == [("rename", "summary.json.partial", "summary.json"), ("fsync", "run")]
