@@ -164,7 +164,7 @@ def test_divergence_is_said_and_ends_the_run(tiny, tmp_path):
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written["status"] == "diverged"
     assert written["reason"] == (
-        "update 2: the loss is nan, first in the output of layer 4 (Linear); "
+        "update 2: the loss is nan, first in the output of layer hidden2.linear (Linear); "
         "clip the gradient (clip 5), lower regime.lr or add regime.warmup"
     )
     assert train(hot, out=tmp_path).status == "diverged"
