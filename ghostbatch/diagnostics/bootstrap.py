@@ -24,6 +24,9 @@ Interval = tuple[float, float]
 PHIS = np.linspace(0.0, 0.98, 50)
 """Correlations that are considered; negative ones count as none, which errs on the safe side."""
 
+TINY = float(np.finfo(float).tiny)
+"""Instead of 0, where a perfect fit would be divided by its residuals."""
+
 REACH, STEPS = 8.0, 65
 """A curved parameter is searched in so many steps, over so many standard errors either way."""
 
@@ -61,7 +64,8 @@ class Line:
         """Standard errors (..., k) of the coefficients, from sums of squares and correlations."""
         powers = phi[..., None] ** np.arange(len(self.taken))
         freedom = np.maximum(len(self.taken) - powers @ self.taken, 0.5)
-        return np.asarray(np.sqrt((squares / freedom)[..., None] * (powers @ self.spread.T)))
+        variances = (squares / freedom)[..., None] * (powers @ self.spread.T)
+        return np.asarray(np.sqrt(np.maximum(variances, TINY)))
 
     def expected(self, phi: float, variance: float) -> Array:
         """Standard deviations of the coefficients over errors of that correlation and variance."""
@@ -84,7 +88,8 @@ class Memory:
 
     def phi(self, residuals: Array) -> Array:
         """The correlation of neighbouring errors, for residuals (..., n)."""
-        found = (residuals[..., 1:] * residuals[..., :-1]).sum(-1) / (residuals**2).sum(-1)
+        found = (residuals[..., 1:] * residuals[..., :-1]).sum(-1)
+        found = found / np.maximum((residuals**2).sum(-1), TINY)
         return np.asarray(np.interp(found, self._expected, PHIS))
 
 
@@ -121,7 +126,8 @@ def line_intervals(line: Line, d: Array, level: float, blocks: Blocks) -> list[I
     left = line.residuals(noise)
     errors = line.errors((left**2).sum(-1), memory.phi(left))
     found = noise @ line.inverse.T
-    ratios = found / errors * np.maximum(1, line.expected(phi, variance) / found.std(0))
+    short = line.expected(phi, variance) / np.maximum(found.std(0), TINY)
+    ratios = found / errors * np.maximum(1, short)
     own = line.errors((residuals**2).sum(), memory.phi(residuals))
     return [
         _interval(estimate, error, ratio, level)

@@ -189,3 +189,11 @@ def test_the_same_points_in_another_order_are_the_same_fit():
 def test_a_level_that_is_none_is_refused():
     with pytest.raises(InputError, match=r"^level: "):
         fit_diffusion(T, curve(), level=95)
+
+
+@pytest.mark.parametrize("d", [np.zeros(len(T)), np.full(len(T), 3.0)])
+def test_weights_that_do_not_move_have_a_slope_of_zero_and_no_exponent(d):
+    fit = fit_diffusion(T, d)
+    assert fit.slope == pytest.approx(0, abs=1e-12)
+    assert fit.slope_interval == pytest.approx((0, 0), abs=1e-12)
+    assert "undecided" in fit.verdict
