@@ -7,7 +7,7 @@ Hubara and Soudry, "Train longer, generalize better" (NIPS 2017), for anyone's t
 __version__ = "0.1.0"
 
 from ghostbatch import nn
-from ghostbatch.diagnostics import WeightDistance, fit_diffusion
+from ghostbatch.diagnostics import WeightDistance, fit_diffusion, random_potential
 from ghostbatch.nn import (
     GhostBatchNorm1d,
     GhostBatchNorm2d,
@@ -35,6 +35,7 @@ __all__ = [
     "lr_scale",
     "nn",
     "noise_weights",
+    "random_potential",
     "sync_statistics",
     "to_ghost",
     "to_plain",
