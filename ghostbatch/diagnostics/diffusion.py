@@ -188,7 +188,7 @@ def _show(interval: Interval) -> str:
 def _least_squares(x: Array, d: Array) -> tuple[tuple[float, float], tuple[float, float], float]:
     """Coefficients of d = a + b x, their standard errors, and the sum of squared residuals."""
     (a, b), error, covariance = _solve(_columns(x), d, parameters=2)
-    a_err, b_err = np.sqrt(np.diag(covariance))
+    a_err, b_err = np.sqrt(np.maximum(np.diag(covariance), 0))
     return (float(a), float(b)), (float(a_err), float(b_err)), error
 
 

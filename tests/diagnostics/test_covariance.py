@@ -193,7 +193,7 @@ def test_wrong_labels_have_the_moments_of_their_mixture():
     expected += 0.3 * torch.einsum("cni,cnj->ij", every, every) / 160
     found = increment_covariance(model, x, y, change="labels", strength=0.3, draws=300)
     assert cosine(found.second, expected) > 0.995
-    assert float(found.second.trace() / expected.trace()) == pytest.approx(1, rel=0.02)
+    assert float(found.second.trace() / expected.trace()) == pytest.approx(1, rel=0.05)
 
 
 @pytest.mark.parametrize("ghost", [True, False])
