@@ -12,18 +12,21 @@ from ghostbatch.diagnostics.gradients import increment_covariance, per_sample_gr
 from ghostbatch.diagnostics.potential import RandomPotential, random_potential
 from ghostbatch.diagnostics.roughness import Bins, Roughness, fit_roughness
 from ghostbatch.diagnostics.scan import BatchedLoss
+from ghostbatch.diagnostics.scheduler import DistanceScheduler, distances_at
 
 __all__ = [
     "BatchedLoss",
     "Bins",
     "DiffusionFit",
     "Distance",
+    "DistanceScheduler",
     "IncrementCovariance",
     "RandomPotential",
     "Roughness",
     "RuleCheck",
     "WeightDistance",
     "cosine",
+    "distances_at",
     "effective_rank",
     "fit_diffusion",
     "fit_roughness",

@@ -66,6 +66,10 @@ class RunFolder:
                 file.write(json.dumps(header, indent=2).encode() + b"\n")
         return int(header["threads"])
 
+    def begun(self) -> bool:
+        """Whether there is anything to go on from."""
+        return self.checkpoints.exist() or self._summary.exists()
+
     def summary(self) -> Summary | None:
         """The summary, if the run has ended."""
         return read_summary(self._summary)
