@@ -197,3 +197,18 @@ def test_weights_that_do_not_move_have_a_slope_of_zero_and_no_exponent(d):
     assert fit.slope == pytest.approx(0, abs=1e-12)
     assert fit.slope_interval == pytest.approx((0, 0), abs=1e-12)
     assert "undecided" in fit.verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.6, 0.8])
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_intervals_at_95_percent_cover_95_percent_to_two(power, phi):
+    """500 curves each: the binomial's deviation is 1 %."""
+    fits = [
+        fit_diffusion(T, curve(power=power) + 0.1 * remembering(phi, seed), seed=seed)
+        for seed in range(500)
+    ]
+    truths = {"slope": 1.3, "intercept": 0.7, "exponent": power}
+    for name, truth in truths.items() if power == 1 else [("exponent", power)]:
+        bounds = [getattr(fit, f"{name}_interval") for fit in fits]
+        assert 0.92 < np.mean([low < truth < high for low, high in bounds]) < 0.98, name
