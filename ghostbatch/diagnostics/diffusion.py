@@ -125,12 +125,10 @@ def fit_diffusion(
     t, d = t[order], d[order]
     log_t = np.log(t)
     blocks = Blocks(resamples, seed)
-    (intercept, slope), (intercept_err, slope_err), log_error = _least_squares(log_t, d)
-    *_, sqrt_error = _least_squares(np.sqrt(t), d)
+    (intercept, slope), (intercept_err, slope_err), _ = _least_squares(log_t, d)
     exponent, exponent_err = _fit_exponent(log_t, d)
-    *_, power_error = _least_squares(log_t**exponent, d)
-    errors = {"log": (log_error, 2), "sqrt": (sqrt_error, 2), "power": (power_error, 3)}
-    aic = {name: len(t) * float(np.log(e / len(t))) + 2 * k for name, (e, k) in errors.items()}
+    aic = {"log": _aic(log_t, d), "sqrt": _aic(np.sqrt(t), d)}
+    aic["power"] = _aic(log_t**exponent, d, parameters=3)
     better: Literal["log", "sqrt"] = "log" if aic["log"] <= aic["sqrt"] else "sqrt"
     intercept_in, slope_in = line_intervals(Line.on(_columns(log_t)), d, level, blocks)
     exponent_in = (0.0, inf)
@@ -167,6 +165,11 @@ def _checked(updates: Sequence[float], distances: Sequence[float]) -> tuple[Arra
     if not (np.isfinite(t).all() and np.isfinite(d).all() and (t >= 1).all()):
         raise InputError("updates", "not all finite and from 1 on", "leave the others out")
     return t, d
+
+
+def _aic(x: Array, d: Array, parameters: int = 2) -> float:
+    *_, squares = _least_squares(x, d)
+    return len(d) * float(np.log(squares / len(d))) + 2 * parameters
 
 
 def _autocorrelation(t: Array, d: Array, exponent: float, model: str) -> float:
