@@ -7,7 +7,12 @@ Hubara and Soudry, "Train longer, generalize better" (NIPS 2017), for anyone's t
 __version__ = "0.1.0"
 
 from ghostbatch import nn
-from ghostbatch.diagnostics import WeightDistance, fit_diffusion
+from ghostbatch.diagnostics import (
+    WeightDistance,
+    fit_diffusion,
+    increment_covariance,
+    random_potential,
+)
 from ghostbatch.nn import (
     GhostBatchNorm1d,
     GhostBatchNorm2d,
@@ -32,9 +37,11 @@ __all__ = [
     "WeightDistance",
     "fit_diffusion",
     "ghost_batch_norm",
+    "increment_covariance",
     "lr_scale",
     "nn",
     "noise_weights",
+    "random_potential",
     "sync_statistics",
     "to_ghost",
     "to_plain",

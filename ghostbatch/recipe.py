@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from math import isfinite
 from typing import Any, Literal, get_args
 
@@ -11,8 +12,14 @@ from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_sizes
 from ghostbatch.optim import Epochs, Rates, Regime, Rule, lr_scale, update_at
 
-Hold = Literal["epochs", "updates"]
+Hold = Literal["epochs", "updates", "distance"]
 Precision = Literal["fp32", "bf16", "fp64"]
+
+LATEST = 2
+"""With hold "distance", a phase ends after so many times the reference's updates at the latest.
+
+The last phase has the reference's updates; so has one in which the reference was only settling.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +54,10 @@ class Recipe:
     """How ghosts move the running statistics: one after the other, or by their mean."""
 
     hold: Hold = "epochs"
-    """What stays as it was at base_batch: the number of epochs, or that of updates."""
+    """What stays as it was at base_batch: the epochs, the updates, or how far the weights walk."""
+
+    reference: str | None = None
+    """Folder of the run whose distances are followed: its drops are at base_batch's updates."""
 
     clip: float | None = 5.0
     """Largest norm of the whole gradient; None does not clip."""
@@ -68,6 +78,7 @@ class Recipe:
         _choose("running", self.running, get_args(Running))
         _choose("hold", self.hold, get_args(Hold))
         _choose("precision", self.precision, get_args(Precision))
+        self._check_reference()
         for field in ("batch", "base_batch", "ghost"):
             size = getattr(self, field)
             if size is not None and not isinstance(size, int):
@@ -87,15 +98,32 @@ class Recipe:
         if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
             raise InputError("clip", f"{self.clip} is no norm", "use None to turn it off")
 
+    def _check_reference(self) -> None:
+        if self.hold != "distance":
+            if self.reference is not None:
+                raise InputError(
+                    "reference", f"hold {self.hold} follows no run", "set hold to distance"
+                )
+        elif not (isinstance(self.reference, str) and self.reference):
+            raise InputError(
+                "reference", "hold distance follows a run", "name the folder of a small-batch run"
+            )
+        elif not self.regime.drops:
+            raise InputError(
+                "hold", "the regime has no drops that a distance could decide", "use updates"
+            )
+
     def large(
         self,
         batch: int = 4096,
         lr_rule: Rule = "sqrt",
         ghost: int | None = 128,
         hold: Hold = "updates",
+        reference: str | None = None,
     ) -> "Recipe":
         """The recipe adapted to a large batch, with the paper's three remedies."""
-        return replace(self, batch=batch, lr_rule=lr_rule, ghost=ghost, hold=hold)
+        changes = {"lr_rule": lr_rule, "ghost": ghost, "hold": hold, "reference": reference}
+        return replace(self, batch=batch, **changes)  # type: ignore[arg-type]
 
     def plan(self, samples: int) -> "Plan":
         """What this recipe does on a training set of ``samples``, exactly."""
@@ -105,7 +133,7 @@ class Recipe:
                 f"{self.batch} is above the {samples} training samples of {self.data}",
                 f"use {samples} or less",
             )
-        held = self.base_batch if self.hold == "updates" else self.batch
+        held = self.batch if self.hold == "epochs" else self.base_batch
         regime = self.regime.scaled(lr_scale(self.batch, self.base_batch, self.lr_rule))
         if update_at(regime.epochs, samples, held) < 1:
             raise InputError(
@@ -115,7 +143,10 @@ class Recipe:
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as plain data for JSON; `from_dict` is the way back."""
-        return dict(_plain(asdict(self)))
+        fields = dict(_plain(asdict(self)))
+        if self.reference is None:  # as before there was one, so that old folders stay valid
+            del fields["reference"]
+        return fields
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Recipe":
@@ -136,17 +167,31 @@ class Plan:
     regime: Regime
     """Rates scaled by the recipe's rule; its epochs are those of ``held_batch``."""
     held_batch: int
-    """The batch that counts the regime's epochs: base_batch if updates are held, else batch."""
+    """The batch that counts the regime's epochs: batch if epochs are held, else base_batch."""
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """Updates of each phase of the regime, one more than it has drops."""
+        epochs = (0, *(drop[0] for drop in self.regime.drops), self.regime.epochs)
+        starts = [update_at(epoch, self.samples, self.held_batch) for epoch in epochs]
+        return tuple(end - start for start, end in pairwise(starts))
 
     @property
     def updates(self) -> int:
-        """Weight updates in all."""
-        return update_at(self.regime.epochs, self.samples, self.held_batch)
+        """Weight updates in all; if distance is held, at most."""
+        return sum(self._longest)
 
     @property
     def drop_updates(self) -> tuple[int, ...]:
-        """The 0-based updates before which the drops take effect."""
-        return tuple(update_at(d[0], self.samples, self.held_batch) for d in self.regime.drops)
+        """The 0-based updates before which the drops take effect; if distance is held, at most."""
+        return tuple(accumulate(self._longest[:-1]))
+
+    @property
+    def _longest(self) -> tuple[int, ...]:
+        """Each phase at its longest; the last one is as long as the reference's in any case."""
+        factor = LATEST if self.recipe.hold == "distance" else 1
+        *before, last = self.phases
+        return (*(factor * phase for phase in before), last)
 
     @property
     def seen(self) -> Regime:
@@ -165,7 +210,8 @@ class Plan:
 
     def rates(self, update: int) -> Rates:
         """Learning rate and weight decay of one update."""
-        return self.regime.at_update(update, self.samples, self.held_batch)
+        drops = sum(1 for drop in self.drop_updates if drop <= update)
+        return self.regime.in_phase(drops, update, self.samples, self.held_batch)
 
 
 def _choose(field: str, value: str, choices: tuple[str, ...]) -> None:

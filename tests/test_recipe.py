@@ -143,6 +143,18 @@ def test_a_recipe_is_frozen_and_keyword_only():
         ("clip", {"clip": -5.0}),
         ("clip", {"clip": nan}),
         ("noise", {"noise": True, "batch": 64}),
+        ("reference", {"hold": "distance"}),
+        ("reference", {"hold": "distance", "reference": ""}),
+        ("reference", {"reference": "runs/small"}),
+        ("reference", {"reference": "runs/small", "hold": "updates"}),
+        (
+            "hold",
+            {
+                "hold": "distance",
+                "reference": "runs/small",
+                "regime": Regime(lr=0.1, epochs=1),
+            },
+        ),
     ],
 )
 def test_a_bad_field_is_refused_in_one_line_that_names_it(field, changes):
@@ -164,3 +176,20 @@ def test_a_run_without_a_whole_update_is_refused_by_the_plan():
     with pytest.raises(InputError, match=r"^regime\.epochs: "):
         recipe.plan(639)  # 0.499 updates
     assert recipe.plan(640).updates == 1
+
+
+def test_with_held_distance_a_run_has_twice_the_updates_at_most_before_its_last_phase():
+    held = SMALL.large(4096).plan(50_000)
+    followed = SMALL.large(4096, hold="distance", reference="runs/small").plan(50_000)
+    assert followed.phases == held.phases
+    assert sum(held.phases) == held.updates
+    assert followed.drop_updates == tuple(2 * drop for drop in held.drop_updates)
+    assert followed.updates == 2 * held.drop_updates[-1] + held.phases[-1]
+    assert followed.rates(followed.drop_updates[0] - 1).lr == held.rates(0).lr
+    assert followed.rates(followed.drop_updates[0]).lr == held.rates(held.drop_updates[0]).lr
+
+
+def test_a_recipe_survives_json_with_its_reference_and_looks_as_before_without():
+    followed = SMALL.large(4096, hold="distance", reference="runs/small")
+    assert Recipe.from_dict(json.loads(json.dumps(followed.as_dict()))) == followed
+    assert "reference" not in SMALL.as_dict()  # folders of earlier versions stay valid

@@ -27,7 +27,9 @@ class PlanOptions:
     ghost: int | Literal["auto"] | None = "auto"
     """Samples per ghost; auto is base_batch, at most 128; None is plain batch norm."""
     hold: Hold = "updates"
-    """What stays as it was: the number of updates, or that of epochs."""
+    """What stays as it was: the number of updates, that of epochs, or the distance walked."""
+    reference: str | None = None
+    """Folder of the run whose distances hold distance follows."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -40,7 +42,7 @@ def plan_command(argv: Sequence[str]) -> None:
     ghost = options.ghost
     if ghost == "auto":
         ghost = min(128, recipe.base_batch, options.batch)
-    adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold)
+    adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold, options.reference)
     samples = find_info(recipe.data).samples
     plans = {"original": recipe.plan(samples), "adapted": adapted.plan(samples)}
     if options.json:

@@ -1,6 +1,37 @@
-"""Instruments for anyone's training: how far the weights walk, and by which law."""
+"""Instruments for anyone's training: how far the weights walk, by which law, and why."""
 
+from ghostbatch.diagnostics.covariance import (
+    IncrementCovariance,
+    RuleCheck,
+    cosine,
+    effective_rank,
+)
 from ghostbatch.diagnostics.diffusion import DiffusionFit, fit_diffusion
 from ghostbatch.diagnostics.distance import Distance, WeightDistance, log_spaced
+from ghostbatch.diagnostics.gradients import increment_covariance, per_sample_gradients
+from ghostbatch.diagnostics.potential import RandomPotential, random_potential
+from ghostbatch.diagnostics.roughness import Bins, Roughness, fit_roughness
+from ghostbatch.diagnostics.scan import BatchedLoss
+from ghostbatch.diagnostics.scheduler import DistanceScheduler, distances_at
 
-__all__ = ["DiffusionFit", "Distance", "WeightDistance", "fit_diffusion", "log_spaced"]
+__all__ = [
+    "BatchedLoss",
+    "Bins",
+    "DiffusionFit",
+    "Distance",
+    "DistanceScheduler",
+    "IncrementCovariance",
+    "RandomPotential",
+    "Roughness",
+    "RuleCheck",
+    "WeightDistance",
+    "cosine",
+    "distances_at",
+    "effective_rank",
+    "fit_diffusion",
+    "fit_roughness",
+    "increment_covariance",
+    "log_spaced",
+    "per_sample_gradients",
+    "random_potential",
+]

@@ -2,49 +2,161 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, isfinite, sqrt
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ghostbatch.diagnostics.bootstrap import (
+    Array,
+    Blocks,
+    Interval,
+    Line,
+    Memory,
+    line_intervals,
+    power_interval,
+    tangent,
+)
 from ghostbatch.errors import InputError
-
-Array = NDArray[np.float64]
 
 LOWEST, HIGHEST = 0.05, 10.0
 """Exponents that are tried."""
 
+DECIDED = 4.0
+"""Of AIC, among effective samples: the usual bound below which two models are both tenable."""
+
 
 @dataclass(frozen=True)
 class DiffusionFit:
-    """Least-squares fits of distance d against update t; errors assume independent residuals."""
+    """Least-squares fits of distance d against update t.
+
+    Standard errors take the residuals for independent. The intervals do not: see
+    `ghostbatch.diagnostics.bootstrap`. Where `autocorrelated`, trust the intervals.
+    """
 
     slope: float
     """b of d = a + b ln t."""
     slope_stderr: float
+    slope_interval: Interval
     intercept: float
     """a of d = a + b ln t."""
     intercept_stderr: float
+    intercept_interval: Interval
     exponent: float
     """p of d = a + b (ln t)^p; its error is infinite where the data do not determine it."""
     exponent_stderr: float
+    exponent_interval: Interval
     alpha: float
     """2 / p, the exponent of the random potential in the theory."""
     alpha_stderr: float
+    alpha_interval: Interval
     better: Literal["log", "sqrt"]
     """Which of d = a + b ln t and d = a + b sqrt t has the lower AIC."""
     aic_margin: float
-    """By how much; above 10 the other is out of the question."""
+    """By how much, for independent residuals; above 10 the other is out of the question."""
+    aic: dict[str, float]
+    """n ln(RSS / n) + 2 k of "log" and "sqrt" (k = 2) and of "power", a + b (ln t)^p (k = 3)."""
+    samples: int
+    autocorrelation: float
+    """Of neighbouring residuals, freed from the bias of fitting, in the fit of the lowest AIC."""
+    level: float
+    """Share of the intervals that are to cover the truth."""
+
+    @property
+    def autocorrelated(self) -> bool:
+        """Whether it is above 1.645 / sqrt(n): independent residuals are in about 5 % of fits."""
+        return self.autocorrelation > 1.645 / sqrt(self.samples)
+
+    @property
+    def effective_samples(self) -> float:
+        """Independent residuals that would tell as much: n (1 - phi) / (1 + phi)."""
+        return self.samples * (1 - self.autocorrelation) / (1 + self.autocorrelation)
+
+    @property
+    def verdict(self) -> str:
+        """All of it in one line; the margin of AIC is that of the effective samples."""
+        share = self.effective_samples / self.samples
+        margin = self.aic_margin * share
+        curved = (self.aic[self.better] - self.aic["power"]) * share
+        other = "sqrt" if self.better == "log" else "log"
+        if curved > DECIDED:
+            found = f"neither log t nor sqrt t: (ln t)^p fits better by {curved:.0f} of AIC"
+        elif margin < DECIDED:
+            found = f"undecided: {self.better} t is ahead of {other} t by {margin:.1f} of AIC only"
+        else:
+            kind = "ultra-slow" if self.better == "log" else "ordinary"
+            found = f"{kind}: {self.better} t fits better than {other} t by {margin:.0f} of AIC"
+        memory = f", effectively {self.effective_samples:.0f}" if self.autocorrelated else ""
+        return (
+            f"{found}; slope {self.slope:.4g} in {_show(self.slope_interval)}, exponent "
+            f"{self.exponent:.3g} in {_show(self.exponent_interval)} at {100 * self.level:g} % "
+            f"({self.samples} samples{memory})"
+        )
 
 
-def fit_diffusion(updates: Sequence[float], distances: Sequence[float]) -> DiffusionFit:
+def fit_diffusion(
+    updates: Sequence[float],
+    distances: Sequence[float],
+    *,
+    level: float = 0.95,
+    resamples: int = 999,
+    seed: int = 0,
+) -> DiffusionFit:
     """Fit the growth of the weight distance over the first, high-rate phase of a run.
 
     Args:
         updates: numbers of updates done, from 1 on; leave out what follows the first drop.
         distances: the distance from the initial weights after each.
+        level: share of the intervals that are to cover the truth.
+        resamples: curves that the intervals are made from.
+        seed: of their draws; the same input gives the same intervals.
+
+    >>> import numpy as np
+    >>> t = np.arange(1, 200)
+    >>> fit = fit_diffusion(t, 2 + 3 * np.log(t) + 0.1 * np.cos(t))
+    >>> fit.slope_interval[0] < 3 < fit.slope_interval[1], fit.verdict[:41]
+    (True, 'ultra-slow: log t fits better than sqrt t')
 
     """
+    t, d = _checked(updates, distances)
+    if not (0 < level < 1 and resamples >= 99):
+        raise InputError("level", f"{level} of {resamples} resamples", "use 0.95 of 999")
+    order = np.argsort(t, kind="stable")  # neighbours in time remember each other
+    t, d = t[order], d[order]
+    log_t = np.log(t)
+    blocks = Blocks(resamples, seed)
+    (intercept, slope), (intercept_err, slope_err), _ = _least_squares(log_t, d)
+    exponent, exponent_err = _fit_exponent(log_t, d)
+    aic = {"log": _aic(log_t, d), "sqrt": _aic(np.sqrt(t), d)}
+    aic["power"] = _aic(log_t**exponent, d, parameters=3)
+    better: Literal["log", "sqrt"] = "log" if aic["log"] <= aic["sqrt"] else "sqrt"
+    intercept_in, slope_in = line_intervals(Line.on(_columns(log_t)), d, level, blocks)
+    exponent_in = (0.0, inf)
+    if isfinite(exponent_err):
+        exponent_in = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), level, blocks)
+    return DiffusionFit(
+        slope=slope,
+        slope_stderr=slope_err,
+        slope_interval=slope_in,
+        intercept=intercept,
+        intercept_stderr=intercept_err,
+        intercept_interval=intercept_in,
+        exponent=exponent,
+        exponent_stderr=exponent_err,
+        exponent_interval=exponent_in,
+        alpha=2 / exponent,
+        alpha_stderr=2 * exponent_err / exponent**2,
+        alpha_interval=(2 / exponent_in[1], 2 / exponent_in[0] if exponent_in[0] else inf),
+        better=better,
+        aic_margin=abs(aic["sqrt"] - aic["log"]),
+        aic=aic,
+        samples=len(t),
+        autocorrelation=_autocorrelation(t, d, exponent, min(aic, key=aic.__getitem__)),
+        level=level,
+    )
+
+
+def _checked(updates: Sequence[float], distances: Sequence[float]) -> tuple[Array, Array]:
     t, d = np.asarray(updates, dtype=float), np.asarray(distances, dtype=float)
     if t.shape != d.shape or t.ndim != 1:
         raise InputError("updates", f"{t.shape} against {d.shape}", "give as many of both")
@@ -52,31 +164,34 @@ def fit_diffusion(updates: Sequence[float], distances: Sequence[float]) -> Diffu
         raise InputError("updates", "fewer than 4 different ones", "record more of them")
     if not (np.isfinite(t).all() and np.isfinite(d).all() and (t >= 1).all()):
         raise InputError("updates", "not all finite and from 1 on", "leave the others out")
+    return t, d
 
-    log_t = np.log(t)
-    (intercept, slope), (intercept_err, slope_err), log_error = _least_squares(log_t, d)
-    *_, sqrt_error = _least_squares(np.sqrt(t), d)
-    margin = len(t) * float(np.log(sqrt_error / log_error))  # both models have two parameters
-    exponent, exponent_err = _fit_exponent(log_t, d)
-    return DiffusionFit(
-        slope=slope,
-        slope_stderr=slope_err,
-        intercept=intercept,
-        intercept_stderr=intercept_err,
-        exponent=exponent,
-        exponent_stderr=exponent_err,
-        alpha=2 / exponent,
-        alpha_stderr=2 * exponent_err / exponent**2,
-        better="log" if margin >= 0 else "sqrt",
-        aic_margin=abs(margin),
-    )
+
+def _aic(x: Array, d: Array, parameters: int = 2) -> float:
+    *_, squares = _least_squares(x, d)
+    return len(d) * float(np.log(squares / len(d))) + 2 * parameters
+
+
+def _autocorrelation(t: Array, d: Array, exponent: float, model: str) -> float:
+    """Of the errors of one of the three models."""
+    x = {"log": np.log(t), "sqrt": np.sqrt(t), "power": np.log(t) ** exponent}[model]
+    fit = Line.on(_columns(x))
+    memory = Memory(Line.on(tangent(np.log(t), exponent)) if model == "power" else fit)
+    return float(memory.phi(fit.residuals(d)))
+
+
+def _columns(x: Array) -> Array:
+    return np.stack([np.ones_like(x), x], axis=1)
+
+
+def _show(interval: Interval) -> str:
+    return f"[{interval[0]:.3g}, {interval[1]:.3g}]"
 
 
 def _least_squares(x: Array, d: Array) -> tuple[tuple[float, float], tuple[float, float], float]:
     """Coefficients of d = a + b x, their standard errors, and the sum of squared residuals."""
-    design = np.stack([np.ones_like(x), x], axis=1)
-    (a, b), error, covariance = _solve(design, d, parameters=2)
-    a_err, b_err = np.sqrt(np.diag(covariance))
+    (a, b), error, covariance = _solve(_columns(x), d, parameters=2)
+    a_err, b_err = np.sqrt(np.maximum(np.diag(covariance), 0))
     return (float(a), float(b)), (float(a_err), float(b_err)), error
 
 
@@ -94,17 +209,22 @@ def _fit_exponent(log_t: Array, d: Array) -> tuple[float, float]:
     low, high = LOWEST, HIGHEST
     for _ in range(40):  # a grid that closes in on the minimum
         grid = np.linspace(low, high, 21)
-        best = int(np.argmin([_least_squares(log_t**p, d)[2] for p in grid]))
+        best = int(np.argmin(_squares_left(log_t ** grid[:, None], d)))
         low, high = grid[max(0, best - 1)], grid[min(20, best + 1)]
         if high - low < 1e-9:
             break
     p = float(grid[best])
     if not LOWEST < p < HIGHEST:
-        return p, float("inf")  # the data do not determine it
-    _, b = _least_squares(log_t**p, d)[0]
-    log_log = np.log(np.where(log_t > 0, log_t, 1.0))
-    jacobian = np.stack([np.ones_like(log_t), log_t**p, b * log_t**p * log_log], axis=1)
-    residual = d - jacobian[:, :2] @ np.array(_least_squares(log_t**p, d)[0])
-    variance = float((residual**2).sum()) / max(1, len(d) - 3)
+        return p, inf  # the data do not determine it
+    (a, b), *_ = _least_squares(log_t**p, d)
+    jacobian = tangent(log_t, p) * [1, 1, b]
+    variance = float(((d - a - b * log_t**p) ** 2).sum()) / max(1, len(d) - 3)
     covariance = variance * np.linalg.pinv(jacobian.T @ jacobian)
     return p, float(np.sqrt(covariance[2, 2]))
+
+
+def _squares_left(x: Array, d: Array) -> Array:
+    """Sums of squared residuals of d = a + b x, for each row of x."""
+    x, d = x - x.mean(-1, keepdims=True), d - d.mean()
+    slope = (x @ d) / np.maximum((x**2).sum(-1), np.finfo(float).tiny)
+    return np.asarray(((d - slope[:, None] * x) ** 2).sum(-1))

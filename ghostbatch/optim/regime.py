@@ -116,9 +116,12 @@ class Regime:
 
     def at_update(self, update: int, samples: int, batch: int) -> Rates:
         """The rates of the 0-based ``update``, with drops at the exact updates of `update_at`."""
-        rates = self._phase(
-            sum(1 for drop in self.drops if update_at(drop[0], samples, batch) <= update)
-        )
+        drops = sum(1 for drop in self.drops if update_at(drop[0], samples, batch) <= update)
+        return self.in_phase(drops, update, samples, batch)
+
+    def in_phase(self, drops: int, update: int, samples: int, batch: int) -> Rates:
+        """The rates of the 0-based ``update`` after so many drops, whenever those were."""
+        rates = self._phase(drops)
         if update >= update_at(self.warmup, samples, batch):
             return rates
         return rates._replace(lr=rates.lr * self._warmth(Fraction(update * batch, samples)))

@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ghostbatch.errors import InputError
-from ghostbatch.optim.regime import Regime
+from ghostbatch.optim.regime import Rates, Regime
 
 
 class RegimeScheduler(LRScheduler):
@@ -41,9 +41,13 @@ class RegimeScheduler(LRScheduler):
         self.batch = batch
         super().__init__(optimizer, last_epoch)
 
+    def rates(self, update: int) -> Rates:
+        """The regime's rates of the 0-based ``update``."""
+        return self.regime.at_update(update, self.samples_per_epoch, self.batch)
+
     def get_lr(self) -> list[Any]:
         """The rates of all groups for the coming update; sets their weight decay too."""
-        rates = self.regime.at_update(self.last_epoch, self.samples_per_epoch, self.batch)
+        rates = self.rates(self.last_epoch)
         groups = self.optimizer.param_groups
         for group in groups:
             # Kept in the group, as PyTorch keeps initial_lr: a regime may pass through 0.

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ghostbatch.diagnostics import DiffusionFit, fit_diffusion
-from ghostbatch.report.runs import Group, Run
+from ghostbatch.report.runs import Group
 from ghostbatch.train import Record
 from ghostbatch.train.files import atomic_file
 
@@ -110,7 +110,7 @@ def _distance(groups: list[Group], folder: Path, prefix: str) -> Plot:
         axes.plot(t, distance.mean(0), "o", color=colour, ms=2.5, label=group.column)
         _band(axes, t, distance, colour)
         if (fit := fit_first_phase(group)) is not None:
-            drop = _first_phase_end(group.runs[0])
+            drop = _first_phase_end(group)
             line = np.geomspace(1, drop, 50)
             axes.plot(line, fit.intercept + fit.slope * np.log(line), color=colour, lw=1)
             slopes.append(
@@ -130,23 +130,31 @@ def _distance(groups: list[Group], folder: Path, prefix: str) -> Plot:
 def fit_first_phase(group: Group) -> DiffusionFit | None:
     """The fit to the mean distance before the first drop; None where there is too little of it."""
     t, distance = _curves(group, "train", lambda r: r.update, lambda r: r.distance)
-    first = t <= _first_phase_end(group.runs[0])
+    first = t <= _first_phase_end(group)
     if first.sum() < 4:
         return None
     return fit_diffusion(t[first].tolist(), distance.mean(0)[first].tolist())
 
 
-def _first_phase_end(run: Run) -> int:
-    return (*run.plan.drop_updates, run.plan.updates)[0]
+def _first_phase_end(group: Group) -> int:
+    """The first drop of any run; those that follow a distance show it by their rate."""
+    plan = group.runs[0].plan
+    if plan.recipe.hold != "distance":
+        return (*plan.drop_updates, plan.updates)[0]
+    return min(max(r.update for r in run.records if r.lr >= plan.regime.lr) for run in group.runs)
 
 
 def _curves(
     group: Group, split: str, time: Callable[[Record], float], value: Callable[[Record], float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Times, and values of shape (seeds, times), after the first update."""
-    kept = [[r for r in run.records if r.split == split and r.update > 0] for run in group.runs]
-    times = np.array([time(record) for record in kept[0]])
-    return times, np.array([[value(record) for record in records] for records in kept])
+    """Times that all seeds have, and values of shape (seeds, times), after the first update."""
+    kept = [
+        {r.update: r for r in run.records if r.split == split and r.update > 0}
+        for run in group.runs
+    ]
+    shared = sorted(set.intersection(*(set(records) for records in kept)))
+    times = np.array([time(kept[0][update]) for update in shared])
+    return times, np.array([[value(records[update]) for update in shared] for records in kept])
 
 
 def _band(axes: Axes, t: np.ndarray, values: np.ndarray, colour: str) -> None:

@@ -39,4 +39,8 @@ def write_report(folder: Path) -> tuple[Path, list[Table]]:
 def show_rates(plan: Plan) -> str:
     """The rates of a plan and the updates at which they begin."""
     starts = (0, *plan.drop_updates)
-    return ", ".join(f"{plan.rates(start).lr:.4g} ({start})" for start in starts)
+    latest = "at most " if plan.recipe.hold == "distance" else ""
+    shown = (f"({latest if start else ''}{start})" for start in starts)
+    return ", ".join(
+        f"{plan.rates(start).lr:.4g} {when}" for start, when in zip(starts, shown, strict=True)
+    )

@@ -1,7 +1,7 @@
 """Run folders, read back: all that a report is made from."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from statistics import mean, stdev
@@ -107,12 +107,18 @@ def _read_run(folder: Path, top: Path) -> Run:
     )
 
 
+def _without_seed(run: Run) -> dict[str, object]:
+    """What the seeds of a cell share; each follows a reference of its own, if any."""
+    fields = run.plan.recipe.as_dict()
+    return {name: value for name, value in fields.items() if name not in ("seed", "reference")}
+
+
 def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Gather the seeds of each cell, in the order of the paper's columns."""
     cells: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         members = cells.setdefault((run.row, run.column), [])
-        if members and replace(run.plan.recipe, seed=0) != replace(members[0].plan.recipe, seed=0):
+        if members and _without_seed(run) != _without_seed(members[0]):
             raise InputError(
                 "folder",
                 f"{run.row} {run.column} holds runs of different recipes",

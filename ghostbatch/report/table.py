@@ -37,14 +37,18 @@ def _line(group: Group) -> tuple[str, ...]:
     if not group.runs:
         return (group.column, accuracy, "0", *["–"] * (len(HEADERS) - 3))
     plan = group.runs[0].plan
+    updates, epochs = float(plan.updates), float(plan.seen.epochs)
+    if plan.recipe.hold == "distance":  # each seed takes as long as it takes
+        updates = group.over_seeds(lambda s: s.updates).mean
+        epochs = group.over_seeds(lambda s: s.epochs).mean
     return (
         group.column,
         accuracy,
         str(len(group.runs)),
         f"{plan.recipe.batch:,}",
         str(plan.ghosts) if plan.recipe.ghost else "plain",
-        f"{plan.updates:,}",
-        f"{float(plan.seen.epochs):.4g}",
+        f"{updates:,.0f}",
+        f"{epochs:.4g}",
         group.over_seeds(lambda s: s.distance).show(1),
         f"{group.over_seeds(lambda s: s.seconds).mean:.1f}",
     )

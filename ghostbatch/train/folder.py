@@ -78,6 +78,10 @@ class RunFolder:
             )
         return saved
 
+    def begun(self) -> bool:
+        """Whether there is anything to go on from."""
+        return self.checkpoints.exist() or self._summary.exists()
+
     def summary(self) -> Summary | None:
         """The summary, if the run has ended."""
         return read_summary(self._summary)

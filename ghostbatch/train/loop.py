@@ -18,6 +18,7 @@ from ghostbatch.train.files import locked
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.ranks import Ranks, joined
 from ghostbatch.train.record import OnRecord, Summary
+from ghostbatch.train.reference import read_legs
 from ghostbatch.train.session import Interval, Session
 from ghostbatch.train.signals import Signals
 from ghostbatch.train.state import State, parameter_dtype
@@ -74,7 +75,6 @@ def train(
     data = load(recipe.data, data_dir, download)
     plan = recipe.plan(data.info.samples)
     looks = _evenly(plan.updates, evaluations) | set(log_spaced(plan.updates, per_decade=4))
-    looks.discard(plan.updates)  # the end is looked at once, when its checkpoint is safe
     notes = looks | set(log_spaced(plan.updates))
 
     with joined(where) as ranks, _own_draws(where):
@@ -89,6 +89,8 @@ def train(
             saved = ranks.from_first(folder.checkpoint) or {"metrics": 0}
             if "state" in saved:
                 state.load_state_dict(saved["state"])
+            elif recipe.hold == "distance":
+                state.follow(ranks.from_first(lambda: read_legs(plan)))
             count = threads or torch.get_num_threads()
             checkpoints = Interval(checkpoint_seconds, checkpoint_updates)
             feed = open_feed(
@@ -109,13 +111,14 @@ def train(
             ):
                 if state.update == 0:
                     session.record_validation()
-                while state.update < plan.updates:
+                while state.update < state.end:
                     step = session.step(stop=signals.noted is not None)
                     if step.problem is not None:
                         return session.give_up(step.problem)
-                    if state.update in notes:
+                    last = state.update == state.end
+                    if last or state.update in notes or state.update in state.drops:
                         session.record_training()
-                    if state.update in looks:
+                    if state.update in looks and not last:  # the end, once it is safe
                         session.record_validation()
                     session.save_if_due()
                     if step.stop:
@@ -157,6 +160,8 @@ def _folder_of(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[Run
             if out is None:
                 return RunFolder(Path(held.enter_context(TemporaryDirectory())), plan)
             folder = RunFolder(Path(out), plan)
+            if plan.recipe.hold == "distance" and not folder.begun():
+                read_legs(plan)  # refused, if it must be, before there is a folder
             held.enter_context(locked(folder.path))
             return folder
 

@@ -155,7 +155,7 @@ class Session:
         record = Record(
             update=done,
             epoch=self.plan.epoch(done),
-            lr=self.plan.rates(max(0, done - 1)).lr,
+            lr=self.state.scheduler.rates(max(0, done - 1)).lr,
             distance=self.state.distance.distance().total,
             **what,
         )

@@ -7,10 +7,11 @@ from torch import nn
 from torch.optim import SGD
 
 from ghostbatch.data import Info, key
-from ghostbatch.diagnostics import WeightDistance
+from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
 from ghostbatch.nn import Place, find_model, place_dropout, to_ghost
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.train.reference import Legs
 from ghostbatch.train.step import Tally
 from ghostbatch.train.watch import Watch
 
@@ -20,7 +21,7 @@ class State:
 
     def __init__(self, plan: Plan, info: Info, device: torch.device) -> None:
         recipe, regime = plan.recipe, plan.regime
-        self.device = device
+        self.device, self.plan = device, plan
         self.update = 0
         self.seconds = 0.0
         self.model = initial_model(recipe, info).to(device, parameter_dtype(recipe))
@@ -32,14 +33,48 @@ class State:
             momentum=regime.momentum,
             weight_decay=regime.weight_decay,
         )
-        self.scheduler = RegimeScheduler(
-            self.optimizer, regime, samples_per_epoch=plan.samples, batch=plan.held_batch
-        )
         self.distance = WeightDistance(self.model)
+        self.scheduler = self._schedule()
         self.tally = Tally()
         self.watch = Watch()
         self.place = Place(device)
         place_dropout(self.model, self.place)
+
+    def _schedule(self) -> RegimeScheduler:
+        """By the clock, or by distance; then `follow` says by which."""
+        plan, legs = self.plan, Legs.unknown(self.plan)
+        if plan.recipe.hold != "distance":
+            return RegimeScheduler(
+                self.optimizer, plan.regime, samples_per_epoch=plan.samples, batch=plan.held_batch
+            )
+        return DistanceScheduler(
+            self.optimizer,
+            plan.regime,
+            distance=self.distance,
+            reached=legs.reached,
+            longest=legs.longest,
+            samples_per_epoch=plan.samples,
+            batch=plan.held_batch,
+        )
+
+    def follow(self, legs: Legs) -> None:
+        """Drop the rate where the reference had dropped it."""
+        if isinstance(self.scheduler, DistanceScheduler):
+            self.scheduler.follow(self.plan.regime, *legs)
+
+    @property
+    def drops(self) -> tuple[int, ...]:
+        """Updates at which the rate has dropped, or will by the clock."""
+        if isinstance(self.scheduler, DistanceScheduler):
+            return tuple(self.scheduler.dropped)
+        return self.plan.drop_updates
+
+    @property
+    def end(self) -> int:
+        """The update after which the run ends; at most, while a drop is still to come."""
+        if len(self.drops) < len(self.plan.regime.drops) or not self.drops:
+            return self.plan.updates
+        return self.drops[-1] + self.plan.phases[-1]
 
     def _parts(self) -> dict[str, Any]:
         names = ("model", "optimizer", "scheduler", "distance", "tally", "watch")

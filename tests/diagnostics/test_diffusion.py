@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ghostbatch.diagnostics import fit_diffusion, log_spaced
+from ghostbatch.diagnostics.bootstrap import Line, Memory
 from ghostbatch.errors import InputError
 
 T = np.array(log_spaced(20_000, per_decade=12), dtype=float)
@@ -42,7 +43,7 @@ def test_noisy_curves_are_recovered_within_four_standard_errors(seed):
 
 @pytest.mark.parametrize("power", [1.0, 2.0])
 def test_standard_errors_agree_with_the_spread_over_many_runs(power):
-    fits = [fit_diffusion(T, curve(noise=0.1, seed=seed, power=power)) for seed in range(150)]
+    fits = [fit_diffusion(T, curve(noise=0.1, seed=seed, power=power)) for seed in range(100)]
     # A straight line does not fit (ln t)^2: there the errors of slope and intercept mean nothing.
     for name in ESTIMATES if power == 1 else ESTIMATES[2:]:
         spread = np.std([getattr(fit, name) for fit in fits], ddof=1)
@@ -92,3 +93,122 @@ def test_bad_input_is_refused_by_name(updates, distances):
     with pytest.raises(InputError, match=r"^updates: ") as raised:
         fit_diffusion(updates, distances)
     assert raised.value.field == "updates"
+
+
+def remembering(phi, seed):
+    """AR(1) noise of variance 1."""
+    noise = np.random.default_rng(seed).standard_normal(len(T))
+    for i in range(1, len(T)):
+        noise[i] = phi * noise[i - 1] + np.sqrt(1 - phi**2) * noise[i]
+    return noise
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.6])
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_intervals_cover_the_planted_truth_at_the_stated_rate(power, phi):
+    """Of 120 intervals at 90 %, 108 are expected to; 3.3 is the binomial's deviation."""
+    curves = [curve(power=power) + 0.1 * remembering(phi, seed) for seed in range(120)]
+    fits = [fit_diffusion(T, d, level=0.9, resamples=299) for d in curves]
+    truths = {"slope": 1.3, "intercept": 0.7, "exponent": power, "alpha": 2 / power}
+    for name, truth in truths.items():
+        if power == 1 or name in ("exponent", "alpha"):  # a straight line does not fit (ln t)^2
+            bounds = [getattr(fit, f"{name}_interval") for fit in fits]
+            covered = sum(low < truth < high for low, high in bounds)
+            assert abs(covered - 108) < 3 * 3.3, name
+    if power == 1 and phi:  # while the errors for independent residuals claim too much
+        naive = sum(abs(fit.slope - 1.3) < 1.645 * fit.slope_stderr for fit in fits)
+        assert naive < 80
+
+
+def test_autocorrelation_is_found_where_it_is_and_hardly_where_it_is_not():
+    for phi in (0.0, 0.6):
+        fits = [
+            fit_diffusion(T, curve() + 0.1 * remembering(phi, seed), resamples=99)
+            for seed in range(60)
+        ]
+        found = np.mean([fit.autocorrelation for fit in fits])
+        flagged = sum(fit.autocorrelated for fit in fits)
+        if phi:
+            assert flagged > 55
+            assert found == pytest.approx(phi, abs=0.08)
+            mean = np.mean([fit.effective_samples for fit in fits])
+            assert 0.25 * len(T) / 2 < mean < 0.25 * len(T) * 2
+        else:
+            assert flagged < 3 + 3 * 1.7
+
+
+def test_phi_and_the_errors_are_nearly_unbiased_where_plain_residuals_are_not():
+    """Oracle: Monte Carlo over AR(1) noise, of which a line takes its share."""
+    line = Line.on(np.stack([np.ones_like(T), np.log(T)], axis=1))
+    noise = np.stack([remembering(0.7, seed) for seed in range(2000)])
+    left = line.residuals(noise)
+    phi = Memory(line).phi(left).mean()
+    plain = ((left[:, 1:] * left[:, :-1]).sum(1) / (left**2).sum(1)).mean()
+    assert abs(phi - 0.7) < 0.04
+    assert plain < 0.62
+    squares = (left**2).sum(1)
+    errors = np.sqrt((line.errors(squares, np.full(2000, 0.7)) ** 2).mean(0))
+    spread = (noise @ line.inverse.T).std(0)
+    assert errors == pytest.approx(spread, rel=0.05)
+    assert line.expected(0.7, 1.0) == pytest.approx(spread, rel=0.05)
+
+
+def test_each_model_has_its_aic_with_its_parameters_counted():
+    d = curve(noise=0.1)
+    fit = fit_diffusion(T, d)
+    columns = {"log": np.log(T), "sqrt": np.sqrt(T), "power": np.log(T) ** fit.exponent}
+    for name, x in columns.items():
+        rss = np.polyfit(x, d, 1, full=True)[1][0]
+        count = 3 if name == "power" else 2
+        assert fit.aic[name] == pytest.approx(len(T) * np.log(rss / len(T)) + 2 * count, rel=1e-9)
+    assert fit.aic["power"] <= fit.aic["log"] + 2  # which it contains
+
+
+@pytest.mark.parametrize(
+    ("d", "words"),
+    [
+        (curve(noise=0.1), "ultra-slow: log t fits better than sqrt t by "),
+        (curve("sqrt", noise=0.1), "ordinary: sqrt t fits better than log t by "),
+        (curve(power=2, noise=0.1), "neither log t nor sqrt t: (ln t)^p fits better by "),
+        (curve(noise=40, seed=1), "undecided: "),
+        (curve() + remembering(0.9, 0), "effectively "),
+    ],
+)
+def test_the_verdict_is_one_line_that_says_which_law_holds(d, words):
+    verdict = fit_diffusion(T, d).verdict
+    assert words in verdict
+    assert "\n" not in verdict
+    assert "at 95 %" in verdict
+
+
+def test_the_same_points_in_another_order_are_the_same_fit():
+    d, order = curve(noise=0.1), np.random.default_rng(0).permutation(len(T))
+    assert fit_diffusion(T[order], d[order]) == fit_diffusion(T, d)
+
+
+def test_a_level_that_is_none_is_refused():
+    with pytest.raises(InputError, match=r"^level: "):
+        fit_diffusion(T, curve(), level=95)
+
+
+@pytest.mark.parametrize("d", [np.zeros(len(T)), np.full(len(T), 3.0)])
+def test_weights_that_do_not_move_have_a_slope_of_zero_and_no_exponent(d):
+    fit = fit_diffusion(T, d)
+    assert fit.slope == pytest.approx(0, abs=1e-12)
+    assert fit.slope_interval == pytest.approx((0, 0), abs=1e-12)
+    assert "undecided" in fit.verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.6, 0.8])
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_intervals_at_95_percent_cover_95_percent_to_two(power, phi):
+    """500 curves each: the binomial's deviation is 1 %."""
+    fits = [
+        fit_diffusion(T, curve(power=power) + 0.1 * remembering(phi, seed), seed=seed)
+        for seed in range(500)
+    ]
+    truths = {"slope": 1.3, "intercept": 0.7, "exponent": power}
+    for name, truth in truths.items() if power == 1 else [("exponent", power)]:
+        bounds = [getattr(fit, f"{name}_interval") for fit in fits]
+        assert 0.92 < np.mean([low < truth < high for low, high in bounds]) < 0.98, name

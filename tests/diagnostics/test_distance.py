@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
+from ghostbatch import GhostBatchNorm1d
 from ghostbatch.diagnostics import WeightDistance, log_spaced
+from ghostbatch.errors import InputError
 
 
 def network(seed=0):
@@ -105,3 +107,112 @@ def test_layers_of_different_precision_are_measured_together():
     for layer, moved in zip(model, (2.0, 3.0, 6.0), strict=True):
         torch.nn.init.constant_(layer.weight, moved)
     assert walked.distance().total == 7.0
+
+
+def wide_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(60, 80), nn.BatchNorm1d(80), nn.Linear(80, 10))
+
+
+def three_ways(model):
+    return {keep: WeightDistance(model, keep=keep) for keep in ("exact", "cpu", "bf16")}
+
+
+def nudge(model, size, seed=1):
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=size)
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
+def test_a_start_on_the_cpu_is_exact_and_one_in_bf16_is_as_close_as_the_docstring_says(size):
+    model = wide_network()
+    walked = three_ways(model)
+    start = parameters_to_vector(model.parameters()).detach()
+    rounding = (start - start.bfloat16().float()).norm().item()
+    assert 0 < rounding < 2**-8 * start.norm().item()
+    assert walked["bf16"].distance().total == 0
+    nudge(model, size)
+    exact, cpu, rounded = (walked[keep].distance() for keep in ("exact", "cpu", "bf16"))
+    assert cpu == exact
+    assert exact.error == 0
+    assert rounded.error == pytest.approx(2 * rounding, rel=1e-4)
+    off = abs(rounded.total - exact.total)
+    assert off <= rounded.error
+    assert off < 4 * rounding / len(start) ** 0.5  # what is expected of rounding, four times
+
+
+def test_in_bf16_the_start_takes_half_the_memory_and_survives_a_checkpoint():
+    model = wide_network()
+    walked = WeightDistance(model, keep="bf16")
+    assert {t.dtype for t in walked.state_dict()["start"].values()} == {torch.bfloat16}
+    file = io.BytesIO()
+    torch.save(walked.state_dict(), file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    nudge(model, 0.1)
+    for keep in ("bf16", "exact", "cpu"):
+        resumed = WeightDistance(model, keep=keep)
+        resumed.load_state_dict(saved)
+        assert resumed.distance() == walked.distance()
+
+
+def test_an_exact_start_can_be_resumed_in_bf16():
+    model = wide_network()
+    exact = WeightDistance(model)
+    nudge(model, 0.1)
+    rounded = WeightDistance(model, keep="bf16")
+    rounded.load_state_dict(exact.state_dict())
+    assert rounded.distance().error > 0
+    assert rounded.distance().total == pytest.approx(exact.distance().total, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("choice", "left"),
+    [
+        ({"norms": False}, {"0.weight", "0.bias", "2.weight", "2.bias"}),
+        ({"biases": False}, {"0.weight", "1.weight", "2.weight"}),
+        ({"norms": False, "biases": False}, {"0.weight", "2.weight"}),
+    ],
+    ids=str,
+)
+def test_norm_and_bias_parameters_are_left_out_by_choice(choice, left):
+    model = network()
+    walked, whole = WeightDistance(model, **choice), WeightDistance(model)
+    walk(model)
+    expected = {name: d for name, d in whole.distance().layers.items() if name in left}
+    assert walked.distance().layers == expected
+    assert walked.distance().total == pytest.approx(np.linalg.norm(list(expected.values())))
+
+
+def test_ghost_norms_and_other_peoples_norms_are_norms():
+    class RMSNormOfMine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+    model = nn.Sequential(GhostBatchNorm1d(3), nn.LayerNorm(3), nn.GroupNorm(1, 3), RMSNormOfMine())
+    assert WeightDistance(model, norms=False).distance().layers == {}
+
+
+def test_weights_that_are_no_numbers_have_no_distance():
+    model = network()
+    walked = WeightDistance(model)
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    assert np.isnan(walked.distance().total)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, while it compiles
+def test_a_compiled_model_has_the_names_of_the_model():
+    model = network()
+    assert (
+        WeightDistance(torch.compile(model)).distance().layers.keys()
+        == dict(model.named_parameters()).keys()
+    )
+
+
+def test_an_unknown_way_to_keep_the_start_is_refused():
+    with pytest.raises(InputError, match=r"^keep: 'fp8' is unknown; choose one of exact, cpu"):
+        WeightDistance(network(), keep="fp8")

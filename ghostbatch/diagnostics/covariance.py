@@ -1,0 +1,156 @@
+"""The covariance of a weight increment: what the batch size and the sampling make of it.
+
+A step is dw = -(lr / M) sum of the gradients g_n of a batch of M out of N samples. With S the mean
+of g g^T over all samples, gbar the mean of g and C = S - gbar gbar^T, the covariance of dw is lr^2
+times
+
+    "with" replacement               C / M
+    "without" replacement            (N - M) / (N - 1) C / M
+    "bernoulli": each by itself      (1 / M - 1 / N) S
+
+and two different batches of one permutation have the covariance -C / (N - 1). (The paper's appendix
+A has the moments of Bernoulli selection under the name of replacement: see docs/paper.md.)
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ghostbatch.errors import InputError
+from ghostbatch.optim import lr_scale
+
+Scheme = Literal["without", "with", "bernoulli"]
+Keeps = Literal["none", "sqrt", "linear", "noise"]
+
+
+@dataclass(frozen=True)
+class RuleCheck:
+    """How well a rule keeps the covariance of the small batch's increments at a large batch."""
+
+    rule: Keeps
+    ratio: float
+    """Trace of the large batch's covariance over that of the small batch's; 1 is kept."""
+    alike: float
+    """Cosine between the two matrices; 1 if they differ by a factor only."""
+    remainder: float
+    """Norm of the difference over that of the small batch's covariance."""
+
+
+@dataclass(frozen=True)
+class IncrementCovariance:
+    """First and second moments of per-sample gradients; whatever a batch does follows from them."""
+
+    mean: Tensor
+    """gbar, (P,), in fp64 on the CPU."""
+    second: Tensor
+    """S, (P, P)."""
+    samples: int
+    """N. The moments are those of these samples, exactly, unless they were perturbed by draws."""
+
+    @cached_property
+    def centred(self) -> Tensor:
+        """C = S - gbar gbar^T."""
+        return self.second - torch.outer(self.mean, self.mean)
+
+    def covariance(
+        self, batch: int, *, scheme: Scheme = "without", lr: float = 1.0, noise: float = 0.0
+    ) -> Tensor:
+        """The covariance of one increment.
+
+        Loss weights z_n ~ N(1, noise) add lr^2 noise S / M under every scheme.
+        """
+        self._check(batch, scheme)
+        n = self.samples
+        if scheme == "bernoulli":
+            plain = (1 / batch - 1 / n) * self.second
+        else:
+            share = 1.0 if scheme == "with" else (n - batch) / max(1, n - 1)
+            plain = share / batch * self.centred
+        return lr**2 * (plain + noise / batch * self.second)
+
+    def between(self, *, scheme: Scheme = "without", lr: float = 1.0) -> Tensor:
+        """The covariance between the increments of two batches, of one permutation if without."""
+        self._check(1, scheme)
+        if scheme == "without":
+            return -(lr**2) / (self.samples - 1) * self.centred
+        return torch.zeros_like(self.second)
+
+    def rule(
+        self, rule: Keeps, batch: int, base_batch: int, *, scheme: Scheme = "without"
+    ) -> RuleCheck:
+        """Compare increments at ``batch`` under a rule with those at ``base_batch``.
+
+        "sqrt" is exact with replacement; otherwise it is off by the factor (N - B) / (N - B_S),
+        which is the remainder. "linear" is off by B / B_S times as much. "noise" is exact for
+        Bernoulli selection; otherwise (1/B_S - 1/B) gbar gbar^T is left over, less C / (N - 1) of
+        the same factor without replacement.
+        """
+        if rule not in get_args(Keeps):
+            known = ", ".join(get_args(Keeps))
+            raise InputError("rule", f"{rule!r} is unknown", f"choose one of {known}")
+        small = self.covariance(base_batch, scheme=scheme)
+        if rule == "noise":
+            if batch < base_batch:
+                raise InputError("batch", f"{batch} is below base_batch {base_batch}", "raise it")
+            large = self.covariance(batch, scheme=scheme, noise=batch / base_batch - 1)
+        else:
+            large = self.covariance(batch, scheme=scheme, lr=lr_scale(batch, base_batch, rule))
+        return RuleCheck(
+            rule=rule,
+            ratio=float(large.trace() / small.trace()),
+            alike=cosine(large, small),
+            remainder=float((large - small).norm() / small.norm()),
+        )
+
+    def remainder(
+        self, rule: Keeps, batch: int, base_batch: int, *, scheme: Scheme = "without"
+    ) -> Tensor:
+        """What a rule is known to leave over: its covariance minus the small batch's, in theory."""
+        n, gap = self.samples, 1 / base_batch - 1 / batch
+        small = self.covariance(base_batch, scheme=scheme)
+        if rule == "noise":
+            left = torch.outer(self.mean, self.mean)
+            left -= self.centred / (n - 1) if scheme == "without" else 0
+            return gap * left * (scheme != "bernoulli")
+        factor = lr_scale(batch, base_batch, rule) ** 2 * base_batch / batch
+        factor *= 1.0 if scheme == "with" else (n - batch) / (n - base_batch)
+        return (factor - 1) * small
+
+    def mean_to_deviation(self, batch: int, *, scheme: Scheme = "without") -> float:
+        """Length of the mean step over the root-mean-square length of its deviation.
+
+        The paper says that the mean is smaller by orders of magnitude: measure it.
+        """
+        deviation = sqrt(float(self.covariance(batch, scheme=scheme).trace()))
+        return float(self.mean.norm()) / deviation if deviation else float("inf")
+
+    def _check(self, batch: int, scheme: str) -> None:
+        if scheme not in get_args(Scheme):
+            known = ", ".join(get_args(Scheme))
+            raise InputError("scheme", f"{scheme!r} is unknown", f"choose one of {known}")
+        if batch < 1 or (scheme != "with" and batch > self.samples):
+            raise InputError(
+                "batch", f"{batch} of {self.samples} samples", f"use 1 to {self.samples}"
+            )
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """Cosine between two matrices: 1 if and only if they differ by a positive factor.
+
+    >>> round(cosine(torch.eye(2), 3 * torch.eye(2)), 6)
+    1.0
+    """
+    return float((a * b).sum() / (a.norm() * b.norm()))
+
+
+def effective_rank(covariance: Tensor) -> float:
+    """Directions that a covariance spreads over: (sum of eigenvalues)^2 / sum of their squares.
+
+    >>> effective_rank(torch.diag(torch.tensor([2.0, 2.0, 0.0])))
+    2.0
+    """
+    return float(covariance.trace() ** 2 / covariance.square().sum())

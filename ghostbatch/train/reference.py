@@ -1,0 +1,75 @@
+"""The run that another one follows: how far it had walked at each drop of its rate."""
+
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+from ghostbatch.diagnostics import distances_at
+from ghostbatch.errors import InputError
+from ghostbatch.recipe import LATEST, Plan, Recipe
+from ghostbatch.train.folder import read_header
+from ghostbatch.train.record import read_summary
+
+SETTLED = 0.05
+"""A phase in which the distance grows by less than this fraction is decided by its updates."""
+
+
+class Legs(NamedTuple):
+    """When the rate drops, for each drop."""
+
+    reached: tuple[float, ...]
+    """At this distance; infinity if the reference was only settling in that phase."""
+    longest: tuple[int, ...]
+    """And after so many updates since the drop before, at the latest."""
+
+    @classmethod
+    def unknown(cls, plan: Plan) -> "Legs":
+        """The longest that a run can take, before a reference was read."""
+        phases = plan.phases[:-1]
+        return cls((inf,) * len(phases), tuple(LATEST * phase for phase in phases))
+
+
+def read_legs(plan: Plan) -> Legs:
+    """Read the reference of a plan whose recipe holds the distance.
+
+    At a low rate weights settle: their distance hardly grows, and weight decay may bring them back.
+    Such a phase says nothing by its distance, so it is as long as the reference's.
+    """
+    folder = Path(plan.recipe.reference or "")
+    _check(folder, plan)
+    phases = plan.phases[:-1]
+    ends = [sum(phases[: number + 1]) for number in range(len(phases))]
+    reached, longest, farthest = [], [], 0.0
+    for distance, phase in zip(distances_at(folder / "metrics.jsonl", ends), phases, strict=True):
+        walking = distance > farthest * (1 + SETTLED)
+        reached.append(distance if walking else inf)
+        longest.append(LATEST * phase if walking else phase)
+        farthest = max(farthest, distance)
+    return Legs(tuple(reached), tuple(longest))
+
+
+def _check(folder: Path, plan: Plan) -> None:
+    """Refuse a reference that this run cannot follow."""
+    if not (folder / "run.json").exists():
+        raise InputError("reference", f"{folder} holds no run", "name the folder of one")
+    summary = read_summary(folder / "summary.json")
+    if summary is None or summary.status != "finished":
+        raise InputError("reference", f"{folder} has not finished", "run it to its end first")
+    header = read_header(folder)
+    recipe = Recipe.from_dict(header["recipe"])
+    for field in ("model", "data"):
+        if getattr(recipe, field) != getattr(plan.recipe, field):
+            raise InputError(
+                "reference", f"{folder} is of another {field}", f"name a run of the same {field}"
+            )
+    if recipe.hold == "distance":
+        raise InputError(
+            "reference", f"{folder} follows another run", f"name that one: {recipe.reference}"
+        )
+    theirs = recipe.plan(header["samples"]).phases
+    if theirs != plan.phases:
+        raise InputError(
+            "reference",
+            f"{folder} has phases of {theirs} updates, this recipe's base_batch {plan.phases}",
+            "name a run of the same regime with that batch or held updates",
+        )

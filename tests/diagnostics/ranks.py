@@ -1,0 +1,151 @@
+"""What each rank does in test_ranks.py; started by torchrun, one process per rank, over gloo.
+
+Every case walks a model that is spread over the ranks and its twin, which is whole on each.
+"""
+
+import sys
+from tempfile import mkdtemp
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import ghostbatch as gb
+from ghostbatch.diagnostics import distance
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3)).double()
+
+
+def sharded(**options):
+    model = network()
+    fully_shard(model[0], **options)
+    return fully_shard(model, **options)
+
+
+@torch.no_grad()
+def walk(model, seed=1):
+    """Move every parameter by the same amounts, however it is spread."""
+    draw = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        step = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+        if isinstance(parameter, DTensor):
+            step = torch.distributed.tensor.distribute_tensor(
+                step, parameter.device_mesh, parameter.placements
+            )
+        parameter.add_(step)
+
+
+def same(mine, whole, rel=1e-12):
+    assert mine.layers.keys() == whole.layers.keys()
+    found = torch.tensor([mine.total, *mine.layers.values()])
+    expected = torch.tensor([whole.total, *whole.layers.values()])
+    torch.testing.assert_close(found, expected, rtol=rel, atol=0)
+
+
+def count_collectives():
+    made, original = [], dist.all_reduce
+
+    def counted(*args, **options):
+        made.append(args)
+        return original(*args, **options)
+
+    dist.all_reduce = counted
+
+    def stop():
+        dist.all_reduce = original
+        return len(made)
+
+    return stop
+
+
+def twins(model, **options):
+    whole = network()
+    pair = [gb.WeightDistance(each, **options) for each in (model, whole)]
+    walk(model)
+    walk(whole)
+    return pair
+
+
+def case_shards_measure_the_whole_distance_by_one_collective():
+    for keep in ("exact", "cpu", "bf16"):
+        mine, whole = twins(sharded(), keep=keep)
+        calls = count_collectives()
+        found = mine.distance()
+        assert calls() == 1
+        same(found, whole.distance())
+
+
+def case_replicas_of_shards_are_counted_once():
+    half = dist.get_world_size() // 2
+    mesh = init_device_mesh("cpu", (2, half), mesh_dim_names=("replicate", "shard"))
+    mine, whole = twins(sharded(mesh=mesh))
+    same(mine.distance(), whole.distance())
+
+
+def case_ddp_needs_no_collective_and_has_the_models_own_names():
+    model = network()
+    mine, whole = twins(DistributedDataParallel(model))
+    calls = count_collectives()
+    same(mine.distance(), whole.distance())
+    assert calls() == 0
+    assert set(mine.distance().layers) == set(dict(model.named_parameters()))
+
+
+def case_choices_of_parameters_agree():
+    mine, whole = twins(sharded(), norms=False, biases=False)
+    same(mine.distance(), whole.distance())
+    assert set(mine.distance().layers) == {"0.weight", "2.weight"}
+
+
+def case_a_sharded_start_survives_a_distributed_checkpoint():
+    for keep in ("exact", "bf16"):
+        box = [mkdtemp() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(box)
+        model = sharded()
+        mine = gb.WeightDistance(model, keep=keep)
+        dcp.save(mine.state_dict(), checkpoint_id=box[0])
+        walk(model)
+        resumed = gb.WeightDistance(model, keep=keep)
+        state = resumed.state_dict()
+        dcp.load(state, checkpoint_id=box[0])
+        resumed.load_state_dict(state)
+        assert resumed.distance() == mine.distance()
+
+
+def case_a_start_from_one_rank_serves_shards_and_back():
+    mine, whole = twins(sharded())
+    expected = whole.distance()
+    saved, saved_whole = mine.state_dict(), whole.state_dict()
+    mine.load_state_dict(saved_whole)
+    same(mine.distance(), expected)
+    whole.load_state_dict(saved)
+    same(whole.distance(), expected)
+
+
+def case_a_pass_in_pieces_still_makes_one_collective():
+    whole_piece, distance.PIECE = distance.PIECE, 8
+    mine, whole = twins(sharded())
+    calls = count_collectives()
+    same(mine.distance(), whole.distance())
+    assert calls() == 1
+    distance.PIECE = whole_piece
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for name, case in list(globals().items()):
+        if name.startswith("case_") and name in (sys.argv[1:] or [name]):
+            case()
+            dist.barrier()
+            if dist.get_rank() == 0:
+                print(name, "holds", flush=True)
+    dist.destroy_process_group()

@@ -1,0 +1,98 @@
+"""Logistic regression on separable data, against a support vector machine."""
+
+import numpy as np
+import pytest
+
+from ghostbatch.diagnostics import fit_diffusion
+from ghostbatch.diagnostics.separable import descend
+from ghostbatch.errors import InputError
+
+SEEDS = (0, 5)
+
+
+def data(seed):
+    draw = np.random.default_rng(seed)
+    way = np.array([1.0, 0.5, -0.3])
+    x = draw.standard_normal((40, 3))
+    y = np.sign(x @ way)
+    return x + 0.6 * y[:, None] * way / np.linalg.norm(way), y
+
+
+def hard_margin(x, y):
+    """The vector of scikit-learn's machine; mirrored samples leave it no use for an intercept."""
+    svm = pytest.importorskip("sklearn.svm")
+    signed = x * y[:, None]
+    both, labels = np.r_[signed, -signed], np.r_[y * y, -y * y]
+    return svm.SVC(kernel="linear", C=1e9, tol=1e-10).fit(both, labels).coef_[0]
+
+
+@pytest.fixture(scope="module", params=SEEDS)
+def run(request):
+    x, y = data(request.param)
+    return hard_margin(x, y), descend(x, y, until=1e40)
+
+
+def at(found, time):
+    number = int(np.searchsorted(found.times, time))
+    return np.log(found.times[number]), np.array(found.weights[number])
+
+
+def test_the_weights_grow_by_the_hard_margin_vector_per_unit_of_log_time(run):
+    vector, found = run
+    (early, w), (late, later) = at(found, 1e20), at(found, 5e39)
+    growth = (later - w) / (late - early)
+    assert np.linalg.norm(growth - vector) < 0.02 * np.linalg.norm(vector)
+
+
+def test_weights_over_log_time_approach_the_vector_as_one_over_log_time(run):
+    vector, found = run
+    off = np.linalg.norm(found.over_log() - vector, axis=1)
+    log_t = np.log(found.times)
+    late = np.array(found.times) > 1e20
+    assert (np.diff(off) < 0).all()
+    assert np.ptp((off * log_t)[late]) < 0.02 * (off * log_t)[-1]  # w - w_hat log t is O(1)
+
+
+def test_the_gap_of_the_margin_shrinks_as_one_over_log_time(run):
+    vector, found = run
+    gaps = found.gaps(1 / np.linalg.norm(vector))
+    late = np.array(found.times) > 1e12
+    times_log = (gaps * np.log(found.times))[late]
+    assert (gaps[late] > 0).all()
+    assert times_log.max() < 1.6 * times_log.min()  # while log t grows by a factor of 3.3
+    assert gaps[-1] < 0.005
+
+
+def test_a_rising_rate_gives_the_weights_of_a_constant_one():
+    """The slow twin does every step."""
+    x, y = data(5)
+    fast, slow = (descend(x, y, until=3e4, constant=constant) for constant in (False, True))
+    for time in (1e2, 1e3, 1e4):
+        w, twin = (
+            [np.interp(np.log(time), np.log(each.times), w) for w in np.array(each.weights).T]
+            for each in (fast, slow)
+        )
+        assert np.linalg.norm(np.subtract(w, twin)) < 0.02 * np.linalg.norm(twin)
+
+
+def test_its_walk_is_ultra_slow_with_the_slope_that_the_margin_gives(run):
+    vector, found = run
+    late = np.array(found.times) > 1e10
+    fit = fit_diffusion(np.array(found.times)[late], np.array(found.distances)[late])
+    assert fit.better == "log"
+    assert fit.slope == pytest.approx(np.linalg.norm(vector), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("field", "inputs", "labels", "options"),
+    [
+        ("labels", [[1.0], [2.0]], [0, 1], {}),
+        ("labels", [[1.0], [2.0]], [1], {}),
+        ("labels", [[1.0], [2.0]], [1, -1], {"until": 1e6}),
+        ("until", [[1.0], [2.0]], [1, 1], {"until": 1}),
+    ],
+)
+def test_bad_input_is_refused_by_name(field, inputs, labels, options):
+    with pytest.raises(InputError) as raised:
+        descend(inputs, labels, **options)
+    assert raised.value.field == field
