@@ -175,7 +175,7 @@ def test_an_exact_start_can_be_resumed_in_bf16():
         ({"biases": False}, {"0.weight", "1.weight", "2.weight"}),
         ({"norms": False, "biases": False}, {"0.weight", "2.weight"}),
     ],
-    ids=str,
+    ids=["no norms", "no biases", "neither"],
 )
 def test_norm_and_bias_parameters_are_left_out_by_choice(choice, left):
     model = network()

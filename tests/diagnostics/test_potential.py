@@ -275,7 +275,9 @@ def test_a_scan_that_is_killed_has_written_what_was_due(tmp_path, monkeypatch):
     assert kept == [0, 0, 0]
 
 
-@pytest.mark.parametrize("change", [{"radius": 3}, {"seed": 1}, {"loss": lambda _: 7.0}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"radius": 3}, {"seed": 1}, {"loss": lambda _: 7.0}], ids=["radius", "seed", "loss"]
+)
 def test_a_file_of_another_scan_is_refused(tmp_path, change):
     options = {"radius": 2, "seed": 0, "loss": lambda m: 1 + m.w.sum()}
     file = tmp_path / "scan.json"
