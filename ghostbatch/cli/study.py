@@ -10,8 +10,8 @@ from rich.console import Console
 from ghostbatch.cli.flags import cores, name_first, parse
 from ghostbatch.errors import InputError
 from ghostbatch.report.page import write_report
-from ghostbatch.report.terminal import StudyProgress, print_tables
-from ghostbatch.study import find_study, run_cells
+from ghostbatch.report.terminal import Counting, StudyProgress, print_tables
+from ghostbatch.study import find_study, measure, run_cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +47,22 @@ def study_command(argv: Sequence[str]) -> None:
         raise InputError("jobs", f"{options.jobs} is below 1", "use 1 or more")
     seeds = _seeds(options.seeds) if options.seeds is not None else None
     columns = options.columns.split(",") if options.columns is not None else None
-    cells = study.cells(columns, seeds)
+    cells = study.cells(columns, seeds, options.out)
     console = Console()
-    with StudyProgress(cells, console) as progress:
-        run_cells(
-            cells,
-            options.out,
-            jobs=options.jobs,
-            on_news=progress.news,
-            device=options.device,
-            checkpoint_seconds=options.checkpoint_seconds,
-            data_dir=options.data_dir,
-        )
+    if cells:
+        with StudyProgress(cells, console) as progress:
+            run_cells(
+                cells,
+                options.out,
+                jobs=options.jobs,
+                on_news=progress.news,
+                device=options.device,
+                checkpoint_seconds=options.checkpoint_seconds,
+                data_dir=options.data_dir,
+            )
+    for instrument in study.instruments:
+        with Counting(instrument, console) as counting:
+            measure(instrument, options.out, counting)
     print_report(options.out, console)
 
 

@@ -66,7 +66,7 @@ class RandomPotential:
             raise InputError(
                 "radius", f"{radius} holds {len(near)} samples", f"use {self.radius} or less"
             )
-        return _sum_up(
+        return sum_up(
             [self.distances[i] for i in near],
             [self.losses[i] for i in near],
             self.origin,
@@ -126,7 +126,7 @@ def random_potential(
                 if on_sample is not None:
                     on_sample(number + 1)
         losses = scan.losses[:samples]
-    return _sum_up(distances, losses, origin, radius, bins)
+    return sum_up(distances, losses, origin, radius, bins)
 
 
 def _check(radius: float, samples: int, bins: Sequence[int]) -> None:
@@ -138,13 +138,14 @@ def _check(radius: float, samples: int, bins: Sequence[int]) -> None:
         raise InputError("bins", f"{tuple(bins)} are not all above 0", "use (10, 20, 50)")
 
 
-def _sum_up(
+def sum_up(
     distances: Sequence[float],
     losses: Sequence[float],
     origin: float,
     radius: float,
     bins: Sequence[int],
 ) -> RandomPotential:
+    """The result of a scan, from what was measured."""
     changes = [loss - origin for loss in losses]
     found = fit_roughness(distances, changes)
     return RandomPotential(

@@ -68,6 +68,9 @@ def draw_figures(groups: list[Group], folder: Path) -> list[Plot]:
         for draw in (_error_by_update, _error_by_epoch, _distance):
             with mpl.rc_context(STYLE):
                 plots.append(draw(shown, folder, prefix))
+        if row == "longer":
+            with mpl.rc_context(STYLE):
+                plots.append(_longer(shown, folder, prefix))
     return plots
 
 
@@ -82,7 +85,7 @@ def _error_by_epoch(groups: list[Group], folder: Path, prefix: str) -> Plot:
 def _errors(
     groups: list[Group], folder: Path, name: str, unit: str, time: Callable[[Record], float]
 ) -> Plot:
-    figure, axes = _axes(unit, "error %")
+    figure, axes = new_axes(unit, "error %")
     for group, colour in _coloured(groups):
         for split, line in (("train", ":"), ("validation", "-")):
             t, error = _curves(group, split, time, lambda r: 100 - r.accuracy)
@@ -99,11 +102,11 @@ def _errors(
         f"Error against {unit}: validation (solid, mean over seeds, band of one standard deviation)"
         " and training batches (dotted)."
     )
-    return _finish(figure, folder, name, f"Error against {unit}s", caption)
+    return finish(figure, folder, name, f"Error against {unit}s", caption)
 
 
 def _distance(groups: list[Group], folder: Path, prefix: str) -> Plot:
-    figure, axes = _axes("update", "distance from the initial weights")
+    figure, axes = new_axes("update", "distance from the initial weights")
     slopes = []
     for group, colour in _coloured(groups):
         t, distance = _curves(group, "train", lambda r: r.update, lambda r: r.distance)
@@ -113,18 +116,64 @@ def _distance(groups: list[Group], folder: Path, prefix: str) -> Plot:
             drop = _first_phase_end(group)
             line = np.geomspace(1, drop, 50)
             axes.plot(line, fit.intercept + fit.slope * np.log(line), color=colour, lw=1)
+            low, high = fit.slope_interval
             slopes.append(
-                f"{group.column} {fit.slope:.2f} ± {fit.slope_stderr:.2f} ({fit.better} t fits "
+                f"{group.column} {fit.slope:.2f} in [{low:.2f}, {high:.2f}] ({fit.better} t fits "
                 f"better, by {fit.aic_margin:.0f} of AIC)"
             )
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left")
     caption = (
         "Weight distance against update (log axis), mean over seeds. Lines: d = a + b ln t fitted "
-        f"before the first drop; slope b with its standard error, and whether ln t or "
+        f"before the first drop; slope b with its 95 % interval, and whether ln t or "
         f"sqrt t fits better: {'; '.join(slopes) or 'none'}."
     )
-    return _finish(figure, folder, f"{prefix}distance", "How far the weights walk", caption)
+    return finish(figure, folder, f"{prefix}distance", "How far the weights walk", caption)
+
+
+def _longer(groups: list[Group], folder: Path, prefix: str) -> Plot:
+    """The title's claim: the longer the high-rate phase, the better the end."""
+    figure, axes = new_axes("distance from the initial weights at the end", "test accuracy %")
+    axes.set_xscale("linear")
+    lengths, ends = [], []
+    for group, colour in _coloured(groups):
+        found = [(run.summary.distance, run.summary.accuracy) for run in group.runs if run.summary]
+        distance, accuracy = np.array(found).T
+        axes.errorbar(
+            *(distance.mean(), accuracy.mean(), accuracy.std(ddof=min(1, len(found) - 1))),
+            *(distance.std(ddof=min(1, len(found) - 1)), "o"),
+            color=colour,
+            label=group.column,
+        )
+        lengths += [float(np.log2(group.runs[0].plan.drop_updates[0]))] * len(found)
+        ends += accuracy.tolist()
+    axes.legend(loc="lower right")
+    slope, (low, high) = slope_with_interval(np.array(lengths), np.array(ends))
+    caption = (
+        "Test accuracy at the end against the distance walked, by the length of the first phase, "
+        "at the high rate; the phases after it are the same. Mean and standard deviation over "
+        f"seeds. Doubling the first phase changes the accuracy by {slope:.2f} points (95 % "
+        f"bootstrap interval {low:.2f} to {high:.2f})."
+    )
+    return finish(figure, folder, f"{prefix}accuracy-by-distance", "Train longer", caption)
+
+
+def slope_with_interval(
+    x: np.ndarray, y: np.ndarray, resamples: int = 2000
+) -> tuple[float, tuple[float, float]]:
+    """The slope of a line through points, and the 95 % interval of its bootstrap over points.
+
+    >>> slope, (low, high) = slope_with_interval(np.arange(9.0), 2 * np.arange(9.0))
+    >>> round(slope, 6), round(low, 6), round(high, 6)
+    (2.0, 2.0, 2.0)
+    """
+    draw = np.random.default_rng(0)
+    slopes = []
+    for chosen in draw.integers(0, len(x), (resamples, len(x))):
+        if np.ptp(x[chosen]) > 0:
+            slopes.append(np.polyfit(x[chosen], y[chosen], 1)[0])
+    low, high = np.quantile(slopes, [0.025, 0.975])
+    return float(np.polyfit(x, y, 1)[0]), (float(low), float(high))
 
 
 def fit_first_phase(group: Group) -> DiffusionFit | None:
@@ -169,14 +218,16 @@ def _coloured(groups: list[Group]) -> Iterator[tuple[Group, str]]:
         yield group, COLOURS.get(group.column) or next(spare)
 
 
-def _axes(x: str, y: str) -> tuple[Figure, Axes]:
+def new_axes(x: str, y: str) -> tuple[Figure, Axes]:
+    """An empty figure with time on a log axis."""
     figure = Figure(layout="constrained")
     axes = figure.add_subplot(xscale="log", xlabel=x, ylabel=y)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     return figure, axes
 
 
-def _finish(figure: Figure, folder: Path, name: str, title: str, caption: str) -> Plot:
+def finish(figure: Figure, folder: Path, name: str, title: str, caption: str) -> Plot:
+    """Write a figure as SVG and PNG; return it for the page."""
     drawing = io.StringIO()
     figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
     svg = drawing.getvalue()

@@ -90,6 +90,35 @@ class StudyProgress:
         return grid
 
 
+class Counting:
+    """Shows how far an instrument is, in a terminal; elsewhere a line when it begins."""
+
+    def __init__(self, name: str, console: Console) -> None:
+        self._name, self._console = name, console
+        self._done, self._all = 0, 1
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=4)
+
+    def __call__(self, done: int, everything: int) -> None:
+        """Take in what is done and what there is to do."""
+        self._done, self._all = done, everything
+
+    def __enter__(self) -> "Counting":
+        if self._console.is_terminal:
+            self._live.start()
+        else:
+            self._console.print(f"measuring: {self._name}", highlight=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def _draw(self) -> Grid:
+        grid = Grid.grid(padding=(0, 2))
+        grid.add_row(self._name, _bar(self._done / self._all), f"{self._done:,} / {self._all:,}")
+        return grid
+
+
 def print_tables(tables: Sequence[Table], console: Console) -> None:
     """Print a study's tables."""
     for table in tables:

@@ -1,10 +1,12 @@
 """The paper's tables and figures, declared, and the runner that executes their cells."""
 
+from ghostbatch.study.instruments import INSTRUMENTS, measure
 from ghostbatch.study.recipes import PROVISIONAL, RECIPES, find_recipe
 from ghostbatch.study.runner import OnNews, WorkerDied, run_cells
 from ghostbatch.study.studies import STUDIES, Cell, Study, columns, find_study
 
 __all__ = [
+    "INSTRUMENTS",
     "PROVISIONAL",
     "RECIPES",
     "STUDIES",
@@ -15,5 +17,6 @@ __all__ = [
     "columns",
     "find_recipe",
     "find_study",
+    "measure",
     "run_cells",
 ]

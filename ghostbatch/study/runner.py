@@ -61,7 +61,9 @@ def run_cells(
                 on_news(cell, summary)
             else:
                 waiting.append(cell)
-        _work_through(waiting, out, jobs, lock, options, on_news)
+        for follows in (False, True):  # those whose reference must have ended come after it
+            now = deque(cell for cell in waiting if cell.follows == follows)
+            _work_through(now, out, jobs, lock, options, on_news)
 
 
 def _work_through(

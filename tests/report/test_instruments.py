@@ -1,0 +1,60 @@
+"""The page of a study without runs, and the figures of its instruments."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from ghostbatch.errors import InputError
+from ghostbatch.report.figures import slope_with_interval
+from ghostbatch.report.instruments import draw_instruments
+from ghostbatch.report.page import write_report
+
+
+def walks(times):
+    return {
+        kind: {"times": times.tolist(), "distances": d.tolist(), "stderrs": [0.01] * len(times)}
+        for kind, d in (("brownian", np.log(times) ** 2), ("flat", np.sqrt(times)))
+    }
+
+
+def test_a_page_needs_no_runs_where_an_instrument_was_used(tmp_path):
+    (tmp_path / "walk.json").write_text(json.dumps(walks(np.unique(np.geomspace(1, 1e4, 60) // 1))))
+    page, tables = write_report(tmp_path)
+    assert tables == []
+    text = page.read_text()
+    assert "brownian: exponent of ln t 2.00 in [2.00, 2.00]" in text
+    assert "flat: exponent" in text
+    assert re.search(r"sqrt t sqrt t fits better by \d+ of AIC", text)
+    assert "<h2>Recipes</h2>" not in text
+    assert (tmp_path / "figures" / "walk.png").stat().st_size > 10_000
+
+
+def test_the_potentials_exponent_is_in_its_caption(tmp_path):
+    draw = np.random.default_rng(0)
+    z = draw.uniform(0, 20, 400)
+    losses = 2.3 + 0.1 * z * draw.normal(size=400)  # alpha = 2
+    found = {"distances": z.tolist(), "losses": losses.tolist(), "origin": 2.3, "radius": 20.0}
+    (tmp_path / "potential.json").write_text(json.dumps({**found, "walked": 15.0, "images": 1000}))
+    (plot,) = draw_instruments(tmp_path)
+    alphas = [float(a) for a in re.findall(r"([\d.]+) ± [\d.]+ up to", plot.caption)]
+    assert len(alphas) == 3
+    assert alphas[0] == pytest.approx(2, abs=0.2)
+
+
+def test_a_damaged_file_is_refused_by_name(tmp_path):
+    (tmp_path / "separable.json").write_text("{")
+    with pytest.raises(InputError, match=r"^folder: .*separable.json cannot be read; delete it"):
+        write_report(tmp_path)
+
+
+def test_the_interval_of_a_slope_covers_it():
+    draw = np.random.default_rng(1)
+    x = np.repeat(np.arange(5.0), 3)
+    covered = 0
+    for _ in range(100):
+        slope, (low, high) = slope_with_interval(x, 0.5 * x + draw.normal(size=15), 400)
+        covered += low < 0.5 < high
+        assert low < slope < high
+    assert 80 <= covered <= 99  # of 95: a bootstrap over 15 points is a little narrow
