@@ -1,5 +1,6 @@
 """Run folders, read back: all that a report is made from."""
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import nan
@@ -113,6 +114,16 @@ def _without_seed(run: Run) -> dict[str, object]:
     return {name: value for name, value in fields.items() if name not in ("seed", "reference")}
 
 
+def natural(name: str) -> list[str | float]:
+    """A key that sorts numbers in names by their size.
+
+    >>> sorted(["batch 1024", "batch 32", "x 2", "x 0.5"], key=natural)
+    ['batch 32', 'batch 1024', 'x 0.5', 'x 2']
+    """
+    words = re.split(r"(\d+(?:\.\d+)?)", name)
+    return [float(word) if number % 2 else word for number, word in enumerate(words)]
+
+
 def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Gather the seeds of each cell, in the order of the paper's columns."""
     cells: dict[tuple[str, str], list[Run]] = {}
@@ -126,10 +137,10 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
             )
         members.append(run)
 
-    def order(cell: tuple[str, str]) -> tuple[str, int, str]:
+    def order(cell: tuple[str, str]) -> tuple[str, int, list[str | float]]:
         row, column = cell
         known = column in COLUMN_ORDER
-        return row, COLUMN_ORDER.index(column) if known else len(COLUMN_ORDER), column
+        return row, COLUMN_ORDER.index(column) if known else len(COLUMN_ORDER), natural(column)
 
     groups = []
     for row, column in sorted(cells, key=order):

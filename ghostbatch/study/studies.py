@@ -173,7 +173,7 @@ def diffusion() -> Study:
             "by distance": replace(large, hold="distance", reference="SB"),
         },
         "longer": {
-            f"x {factor}": replace(base, regime=_longer(base.regime, factor))
+            f"x {float(factor):g}": replace(base, regime=_longer(base.regime, factor))
             for factor in (Fraction(1, 4), Fraction(1, 2), 1, 2, 4)
         },
     }

@@ -13,8 +13,8 @@ from ghostbatch.recipe import Plan
 from ghostbatch.train.cut import cut_batch
 from ghostbatch.train.state import State, parameter_dtype
 
-PROBE = 64
-"""Samples that are tried at most, or a ghost if that is more."""
+PROBE = 32
+"""Samples that are tried at most."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def estimate(plan: Plan, info: Info, device: torch.device, micro: int | None = N
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
         state = State(plan, info, device)
         cut = cut_batch(recipe, state.model, micro, world=1)
-        samples = min(cut.shard, max(PROBE, recipe.ghost or 0))
+        samples = min(cut.shard, PROBE)
         layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         images = torch.randn(
             (samples, *info.shape), device=device, dtype=parameter_dtype(recipe)

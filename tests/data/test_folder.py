@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from ghostbatch import Recipe, Regime, train
 from ghostbatch.data import PermutationStream, find_info, generator, load
 from ghostbatch.data.folder import FolderFeed, decode
 from ghostbatch.errors import InputError
+from ghostbatch.nn import MODELS
 
 SIZES = [(300, 280), (256, 400), (500, 260), (100, 120)]
 
@@ -155,9 +157,20 @@ def test_a_folder_without_the_layout_is_refused(tmp_path):
         load(f"folder:{tmp_path}")
 
 
-def test_a_run_on_a_folder_resumes_in_the_middle_of_an_epoch_bit_for_bit(root, tmp_path, outcome):
+def small(num_classes, *, in_channels, image_size):
+    del image_size
+    return nn.Sequential(
+        *(nn.Conv2d(in_channels, 8, 8, stride=8), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes)),
+    )
+
+
+def test_a_run_on_a_folder_resumes_in_the_middle_of_an_epoch_bit_for_bit(
+    root, tmp_path, outcome, monkeypatch
+):
+    monkeypatch.setitem(MODELS, "small", small)
     recipe = Recipe(
-        model="resnet44",
+        model="small",
         data=f"folder:{root}",
         batch=4,
         base_batch=4,

@@ -107,7 +107,7 @@ def test_figures_lie_beside_the_page_as_svg_and_png(folder):
 
 def test_the_distance_caption_gives_the_slope_of_its_fit(folder):
     text = write_report(folder)[0].read_text()
-    assert re.search(r"fits better: SB \d+\.\d+ ± \d+\.\d+ \((log|sqrt) t .*; \+GBN", text)
+    assert re.search(r"fits better: SB \d+\.\d+ in \[.*?\] \((log|sqrt) t .*; \+GBN", text)
 
 
 def test_making_the_page_again_gives_the_same_page(folder):

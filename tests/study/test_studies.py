@@ -63,3 +63,11 @@ def test_unknown_names_are_refused_with_those_that_exist():
         find_recipe("f9")
     with pytest.raises(InputError, match=r"^columns: '\+XX' is unknown; choose from SB, LB"):
         find_study("quick").cells(["SB", "+XX"])
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_cell_has_a_folder_of_its_own_three_levels_down(name, tmp_path):
+    cells = find_study(name).cells(out=tmp_path)
+    folders = {cell.folder(tmp_path) for cell in cells}
+    assert len(folders) == len(cells)
+    assert all(len(folder.relative_to(tmp_path).parts) == 3 for folder in folders)
