@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,14 @@ def draw_figures(groups: list[Group], folder: Path) -> list[Plot]:
     rows = list(dict.fromkeys(group.row for group in groups if group.runs))
     for row in rows:
         shown = [group for group in groups if group.row == row and group.runs]
-        prefix = f"{row}-" if len(rows) > 1 else ""
-        for draw in (_error_by_update, _error_by_epoch, _distance):
-            with mpl.rc_context(STYLE):
-                plots.append(draw(shown, folder, prefix))
+        prefix = f"{row.replace(' ', '-')}-" if len(rows) > 1 else ""
+        kinds = [_error_by_update, _error_by_epoch, _distance]
         if row == "longer":
+            kinds.append(_longer)
+        for draw in kinds:
             with mpl.rc_context(STYLE):
-                plots.append(_longer(shown, folder, prefix))
+                plot = draw(shown, folder, prefix)
+            plots.append(replace(plot, caption=f"{row}: {plot.caption}") if prefix else plot)
     return plots
 
 

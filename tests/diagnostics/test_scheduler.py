@@ -95,7 +95,7 @@ def test_the_distance_may_be_that_of_a_model():
         optimizer,
         Regime(lr=0.1, epochs=9, drops=((5, 0.01),)),
         distance=WeightDistance(layer),
-        reached=[1.0],
+        reached=[0.999],  # whatever the rounding of the weights
         **SIZES,
     )
     for _ in range(9):

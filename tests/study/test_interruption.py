@@ -15,8 +15,6 @@ from ghostbatch import train
 from ghostbatch.study import find_study
 from ghostbatch.train import read_records
 
-pytestmark = pytest.mark.xdist_group("interruption")  # what they share is made once
-
 COLUMNS = ("SB", "+GBN")
 
 

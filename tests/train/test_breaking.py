@@ -165,8 +165,6 @@ FULL = """
 from pathlib import Path
 from ghostbatch.train.session import Session
 
-pytestmark = pytest.mark.xdist_group("breaking")  # what they share is made once
-
 step = Session.step
 
 def filling(self, **options):

@@ -15,8 +15,6 @@ import torch
 
 from ghostbatch.train.files import locked
 
-pytestmark = pytest.mark.xdist_group("elastic")  # what they share is made once
-
 SCRIPT = Path(__file__).with_name("elastic.py")
 FP64 = ("--precision", "fp64")
 

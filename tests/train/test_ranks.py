@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.xdist_group("ranks")  # what they share is made once
-
 SCRIPT = Path(__file__).with_name("ranks.py")
 SPEC = importlib.util.spec_from_file_location("train_ranks", SCRIPT)
 ranks = importlib.util.module_from_spec(SPEC)
