@@ -22,3 +22,7 @@ class InputError(ValueError):
 
 class OwnError(InputError):
     """What one rank may meet and the others not: each that does says so, not only the first."""
+
+
+class OwnWarning(UserWarning):
+    """The same for what does not end a run."""

@@ -19,7 +19,7 @@ from ghostbatch.cli.plan import plan_command
 from ghostbatch.cli.study import print_report, study_command
 from ghostbatch.cli.train import train_command
 from ghostbatch.data import DATASETS
-from ghostbatch.errors import InputError, OwnError
+from ghostbatch.errors import InputError, OwnError, OwnWarning
 from ghostbatch.nn import MODELS
 from ghostbatch.study import PROVISIONAL, RECIPES, STUDIES, WorkerDied
 from ghostbatch.train import is_first
@@ -87,7 +87,7 @@ def _fail(line: str, code: int, own: bool = False) -> None:
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """One line, as for errors."""
-    if is_first():
+    if is_first() or isinstance(message, OwnWarning):
         _say(str(message))
 
 

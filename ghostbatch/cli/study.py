@@ -47,6 +47,9 @@ def study_command(argv: Sequence[str]) -> None:
         raise InputError("jobs", f"{options.jobs} is below 1", "use 1 or more")
     seeds = _seeds(options.seeds) if options.seeds is not None else None
     columns = options.columns.split(",") if options.columns is not None else None
+    for flag, value in (("columns", columns), ("seeds", seeds), ("device", options.device)):
+        if value is not None and not study.rows:
+            raise InputError(flag, f"{name} has no runs", "leave it out")
     cells = study.cells(columns, seeds, options.out)
     console = Console()
     if cells:

@@ -16,6 +16,7 @@ from ghostbatch.report.tensorboard import TensorBoard
 from ghostbatch.report.terminal import clock
 from ghostbatch.study import find_recipe
 from ghostbatch.train import Record, data_bytes, estimate, find_device, is_first, train
+from ghostbatch.train.reference import read_legs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,11 @@ def _print_estimates(options: TrainOptions, console: Console) -> None:
     """The recipe, what it comes to, and what it would take here."""
     recipe, info = options.recipe, find_info(options.recipe.data)
     plan = recipe.plan(info.samples)
+    if recipe.hold == "distance":
+        read_legs(plan)  # refused now if the run would be
+    data = "images are decoded as they go"
+    if not (recipe.data.startswith("folder:") or recipe.data == "imagenet"):
+        data = f"{data_bytes(info) / 2**20:,.0f} MiB for the data"
     device = find_device(options.device)
     needs = estimate(plan, info, device, options.micro)
     lines = {
@@ -112,7 +118,7 @@ def _print_estimates(options: TrainOptions, console: Console) -> None:
         "epochs": f"{plan.epoch(plan.updates):.4g}",
         "parameters": f"{needs.parameters:,}",
         "memory": f"about {needs.bytes / 2**20:,.0f} MiB of {device} for weights and activations, "
-        f"{data_bytes(info) / 2**20:,.0f} MiB for the data",
+        f"{data}",
         "time": f"about {clock(needs.seconds)} for forward and backward on this {device}",
     }
     width = max(map(len, lines))

@@ -22,10 +22,11 @@ Loader = Callable[[Path, bool], Data]
 def imagenet(data_dir: Path, download: bool) -> FolderData:
     """ImageNet (ILSVRC 2012): 1,281,167 + 50,000 images in a thousand classes."""
     root = data_dir / "imagenet"
-    if download or not root.is_dir():
+    if not root.is_dir():
+        cannot = " and cannot be downloaded" if download else ""
         raise InputError(
             "data",
-            f"imagenet is not in {root}" if not download else "imagenet cannot be downloaded",
+            f"imagenet is not in {root}{cannot}",
             "get it from image-net.org into train/CLASS and val/CLASS there, or say where it is "
             "with --data-dir or GHOSTBATCH_DATA",
         )
@@ -105,7 +106,13 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bo
     root = find_data_dir(data_dir)
     data = loader(root, download)
     if name in INFO and data.info != INFO[name]:
-        raise readers.damaged(name, root, f"it has {data.info} where {INFO[name]} belongs")
+        raise InputError(
+            "data",
+            f"{name} in {root} has {data.info.samples:,} + {data.info.test_samples:,} images in "
+            f"{data.info.classes} classes where {INFO[name].samples:,} + "
+            f"{INFO[name].test_samples:,} in {INFO[name].classes} belong",
+            "get the whole of it; part of an image set is --data folder:PATH",
+        )
     return data
 
 

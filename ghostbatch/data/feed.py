@@ -42,7 +42,8 @@ class Normalise:
     ) -> None:
         shape = (1, -1, 1, 1)
         self._mean = mean.to(device, dtype).view(shape)
-        self._scale = (1 / deviation).to(device, dtype).view(shape)
+        spread = torch.where(deviation > 0, deviation, 1.0)  # of a channel that never changes
+        self._scale = (1 / spread).to(device, dtype).view(shape)
         fast = device.type == "cuda"
         self._layout = torch.channels_last if fast else torch.contiguous_format
 

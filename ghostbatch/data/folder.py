@@ -5,6 +5,8 @@ done on the device. The order and every crop are those of the stream, so a run r
 batch and does not depend on ranks, micro-batches or workers.
 """
 
+import os
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from ghostbatch.data.datasets import Info
 from ghostbatch.data.draws import generator
 from ghostbatch.data.feed import Normalise, Piece
 from ghostbatch.data.stream import PermutationStream
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, OwnError, OwnWarning
 
 OnBadImage = Literal["fatal", "skip"]
 
@@ -74,7 +76,7 @@ class FolderData:
         counts = torch.stack([torch.bincount(channel, minlength=256) for channel in pixels.T])
         share, values = counts.double() / len(pixels), torch.arange(256, dtype=torch.float64)
         mean = share @ values
-        return mean, (share @ values.square() - mean.square()).sqrt()
+        return mean, (share @ values.square() - mean.square()).clamp(min=0).sqrt()
 
 
 def list_folder(root: Path, name: str) -> FolderData:
@@ -119,12 +121,12 @@ def decode(path: str, top: float, left: float) -> np.ndarray[Any, Any] | str:
     ``top`` and ``left`` in [0, 1) say where; 0.5 is the centre. Only the square is resampled, from
     the part of the image that it shows. A file that cannot be read gives the reason instead.
     """
-    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 (only folders need it)
+    from PIL import Image  # noqa: PLC0415 (only folders need it)
 
     try:
         with Image.open(path) as file:
             image = file.convert("RGB")
-    except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:
+    except Exception as error:  # Pillow's decoders raise what they like
         return str(error).split(": ")[-1] or type(error).__name__
     scale = min(image.size) / RESIZE
     wide, high = (max(RESIZE, int(side / scale)) for side in image.size)
@@ -265,6 +267,7 @@ class FolderFeed:
             batch_sampler=orders,
             num_workers=self.workers,
             collate_fn=_as_it_is,
+            worker_init_fn=Orphan(os.getpid()),
             pin_memory=self.device.type == "cuda",
         )
         return iter(loader)
@@ -273,14 +276,26 @@ class FolderFeed:
         """To the device, and say what could not be read."""
         images, labels, problems = decoded
         if problems and not self.skip:
-            raise InputError(
-                "data", problems[0], "replace or remove it, or use --on-bad-image skip"
-            )
+            raise OwnError("data", problems[0], "replace or remove it, or use --on-bad-image skip")
         for problem in sorted(set(problems) - self._said):
-            warnings.warn(f"{problem}; it is skipped", stacklevel=3)
+            warnings.warn(f"{problem}; it is skipped", OwnWarning, stacklevel=3)
         self._said.update(problems)
         images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         return images, labels.to(self.device, non_blocking=True)
+
+
+class Orphan:
+    """Begins a worker: signals are its parent's business, and it does not outlive it."""
+
+    def __init__(self, parent: int) -> None:
+        self.parent = parent
+
+    def __call__(self, _worker: int) -> None:
+        """Called in the worker; if its parent is gone already, nobody else would tell it."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getppid() != self.parent:
+            os._exit(0)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -149,13 +149,17 @@ def _longer(groups: list[Group], folder: Path, prefix: str) -> Plot:
         lengths += [float(np.log2(group.runs[0].plan.drop_updates[0]))] * len(found)
         ends += accuracy.tolist()
     axes.legend(loc="lower right")
-    slope, (low, high) = slope_with_interval(np.array(lengths), np.array(ends))
     caption = (
         "Test accuracy at the end against the distance walked, by the length of the first phase, "
         "at the high rate; the phases after it are the same. Mean and standard deviation over "
-        f"seeds. Doubling the first phase changes the accuracy by {slope:.2f} points (95 % "
-        f"bootstrap interval {low:.2f} to {high:.2f})."
+        "seeds."
     )
+    if len(set(lengths)) > 1:
+        slope, (low, high) = slope_with_interval(np.array(lengths), np.array(ends))
+        caption += (
+            f" Doubling the first phase changes the accuracy by {slope:.2f} points (95 % bootstrap "
+            f"interval {low:.2f} to {high:.2f})."
+        )
     return finish(figure, folder, f"{prefix}accuracy-by-distance", "Train longer", caption)
 
 

@@ -87,8 +87,7 @@ def potential(out: Path, on_progress: OnProgress) -> dict[str, Any]:
     data = load(recipe.data)
     if not isinstance(data, ImageData):
         raise TypeError(f"{recipe.data} is no set of tensors")
-    summaries = (read_summary(path) for path in out.rglob("summary.json"))
-    walked = max((s.distance for s in summaries if s and s.status == "finished"), default=0.0)
+    walked = _walked(out)
     radius = max(walked, PAPERS_RADIUS)
     device = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
@@ -105,7 +104,7 @@ def potential(out: Path, on_progress: OnProgress) -> dict[str, Any]:
         loss,
         radius=radius,
         samples=DIRECTIONS,
-        resume=out / "potential.scan.json",
+        resume=out / f"potential-{radius:.6f}.scan.json",  # another radius is another scan
         on_sample=lambda done: on_progress(done, DIRECTIONS),
     )
     return {
@@ -113,6 +112,12 @@ def potential(out: Path, on_progress: OnProgress) -> dict[str, Any]:
         "walked": walked,
         "images": IMAGES,
     }
+
+
+def _walked(out: Path) -> float:
+    """The largest distance of the study's runs."""
+    summaries = (read_summary(path) for path in out.rglob("summary.json"))
+    return max((s.distance for s in summaries if s and s.status == "finished"), default=0.0)
 
 
 INSTRUMENTS: dict[str, Callable[[Path, OnProgress], dict[str, Any]]] = {
@@ -123,9 +128,9 @@ INSTRUMENTS: dict[str, Callable[[Path, OnProgress], dict[str, Any]]] = {
 
 
 def measure(name: str, out: Path, on_progress: OnProgress) -> None:
-    """Use an instrument, unless its file is there; the file appears when it is whole."""
-    target = out / f"{name}.json"
-    if target.exists():
+    """Use an instrument, unless its file is there and of the runs that are."""
+    target, walked = out / f"{name}.json", _walked(out)
+    if target.exists() and json.loads(target.read_text()).get("walked", walked) == walked:
         return
     with locked(out):
         found = INSTRUMENTS[name](out, on_progress)

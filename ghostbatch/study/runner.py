@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 
 from ghostbatch.errors import InputError
 from ghostbatch.study.studies import Cell
-from ghostbatch.train import Record, Summary
+from ghostbatch.train import Record, Summary, read_summary
 from ghostbatch.train.files import locked
 from ghostbatch.train.folder import RunFolder
 
@@ -62,8 +62,20 @@ def run_cells(
             else:
                 waiting.append(cell)
         for follows in (False, True):  # those whose reference must have ended come after it
-            now = deque(cell for cell in waiting if cell.follows == follows)
+            now = deque(cell for cell in waiting if cell.follows == follows and _can_start(cell))
             _work_through(now, out, jobs, lock, options, on_news)
+
+
+def _can_start(cell: Cell) -> bool:
+    """Whether the run that it follows, if any, came to a good end; the study goes on without it."""
+    if cell.recipe.reference is None:
+        return True
+    summary = read_summary(Path(cell.recipe.reference) / "summary.json")
+    if summary is not None and summary.status == "diverged":
+        name = f"{cell.row} {cell.column} seed {cell.recipe.seed}"
+        warnings.warn(f"{name} is left out: the run that it follows diverged", stacklevel=3)
+        return False
+    return True
 
 
 def _work_through(

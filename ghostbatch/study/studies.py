@@ -84,19 +84,25 @@ class Study:
         for column in only or ():
             if column not in self.columns:
                 known = ", ".join(self.columns)
-                raise InputError("columns", f"{column!r} is unknown", f"choose from {known}")
+                remedy = f"choose from {known}" if known else f"leave it out: {self.name} has none"
+                raise InputError("columns", f"{column!r} is unknown", remedy)
         cells = []
         for row, recipes in self.rows.items():
             for column, recipe in recipes.items():
-                if only is None or column in only:
+                if only is None or column in only or _is_followed(column, recipes, only):
                     for seed in seeds or self.seeds:
                         cells.append(_cell(row, column, replace(recipe, seed=seed), out))
         return sorted(cells, key=lambda cell: (cell.follows, -cell.cost))
 
 
+def _is_followed(column: str, row: dict[str, Recipe], only: Sequence[str]) -> bool:
+    """Whether one of the columns asked for needs this one."""
+    return any(row[name].reference == column for name in only if name in row)
+
+
 def _cell(row: str, column: str, recipe: Recipe, out: Path) -> Cell:
     if recipe.reference is not None:
-        theirs = out / row / recipe.reference / f"seed-{recipe.seed}"
+        theirs = out.resolve() / row / recipe.reference / f"seed-{recipe.seed}"
         recipe = replace(recipe, reference=str(theirs))
     return Cell(row, column, recipe.plan(find_info(recipe.data).samples))
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ghostbatch.errors import InputError
+from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.recipe import Recipe
 
 
@@ -94,6 +95,19 @@ def cut_batch(recipe: Recipe, model: nn.Module, micro: int | None, world: int) -
         whole=normed and recipe.ghost is None,
     )
     cut.check()
+    foreign = [
+        f"{name} ({type(layer).__name__})"
+        for name, layer in model.named_modules()
+        if isinstance(layer, _BatchNorm)
+        and not isinstance(layer, GhostBatchNorm)
+        and type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    ]
+    if foreign and (world > 1 or cut.micro != cut.batch):
+        raise InputError(
+            "model",
+            f"{foreign[0]} is a batch norm of another kind, which would see the pieces of a batch",
+            "use one rank and no micro-batches, or a model with plain BatchNorm layers",
+        )
     if recipe.ghost and recipe.running == "mean" and cut.micro != cut.batch:
         raise InputError(
             "micro",

@@ -54,13 +54,25 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(cause.errno, cause.strerror, str(path)) from None
 
 
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a forked child: the lock is its parent's, and must end with it."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 @contextmanager
 def locked(folder: Path, patience: float = 3.0) -> Iterator[int]:
-    """Own ``folder`` (made if need be) until the block ends, or this process and its heirs do.
+    """Own ``folder`` (made if need be) until the block ends, or this process does.
 
-    Yields the descriptor that holds the lock: a child that inherits it keeps the folder locked.
-    The lock is the kernel's, so nothing is left behind by a process that was killed; ``patience``
-    is the time that its children get to notice.
+    Yields the descriptor that holds the lock. A program that is started with it keeps the folder
+    locked too; a fork of this one does not. The lock is the kernel's, so nothing is left behind by
+    a process that was killed; ``patience`` is the time that programs it started get to notice.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,6 +92,8 @@ def locked(folder: Path, patience: float = 3.0) -> Iterator[int]:
                         "out", f"{folder} is in use by another process", "wait or choose another"
                     ) from None
                 time.sleep(0.05)
+        _held.add(descriptor)
         yield descriptor
     finally:
+        _held.discard(descriptor)
         os.close(descriptor)

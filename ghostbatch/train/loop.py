@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from ghostbatch.data import OnBadImage, load, open_feed
+from ghostbatch.data import Data, OnBadImage, load, open_feed
 from ghostbatch.diagnostics import log_spaced
 from ghostbatch.errors import InputError, OwnError
 from ghostbatch.nn import to_whole
@@ -23,7 +23,7 @@ from ghostbatch.train.session import Interval, Session
 from ghostbatch.train.signals import Signals
 from ghostbatch.train.state import State, parameter_dtype
 
-DEVICES = ("cpu", "cuda", "mps")
+DEVICES = ("cpu", "cuda")
 
 
 def train(
@@ -72,12 +72,11 @@ def train(
     ):
         if value is not None and value < 1:
             raise InputError(name, f"{value} is below 1", "use 1 or more")
-    data = load(recipe.data, data_dir, download)
-    plan = recipe.plan(data.info.samples)
-    looks = _evenly(plan.updates, evaluations) | set(log_spaced(plan.updates, per_decade=4))
-    notes = looks | set(log_spaced(plan.updates))
-
     with joined(where) as ranks, _own_draws(where):
+        data = _load(recipe.data, data_dir, download, ranks)
+        plan = recipe.plan(data.info.samples)
+        looks = _evenly(plan.updates, evaluations) | set(log_spaced(plan.updates, per_decade=4))
+        notes = looks | set(log_spaced(plan.updates))
         state = State(plan, data.info, where)
         cut = cut_batch(recipe, state.model, micro, ranks.world)
         if cut.whole and ranks.world > 1:
@@ -145,6 +144,15 @@ def find_device(name: str | torch.device | None) -> torch.device:
     if not usable:
         raise kind("device", f"{name} is not available here", remedy)
     return device
+
+
+def _load(name: str, data_dir: str | Path | None, download: bool, ranks: Ranks) -> Data:
+    """The data set, on each rank; where it must be got, one rank of each machine gets it."""
+    if download and ranks.world > 1:
+        getter = os.environ.get("LOCAL_RANK", "0") == "0"
+        ranks.together(lambda: load(name, data_dir, download=True) if getter else None)
+        download = False
+    return ranks.together(lambda: load(name, data_dir, download))
 
 
 def _evenly(updates: int, times: int) -> set[int]:

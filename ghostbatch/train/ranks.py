@@ -56,6 +56,21 @@ class Ranks:
             raise box[0]
         return box[0]  # type: ignore[no-any-return]
 
+    def together(self, ask: Callable[[], Answer]) -> Answer:
+        """What each rank finds by itself; what one of them must refuse, all refuse."""
+        if self.world == 1:
+            return ask()
+        found, refusal = None, None
+        try:
+            found = ask()
+        except (InputError, OSError) as error:
+            refusal = error
+        everyone: list[Any] = [None] * self.world
+        dist.all_gather_object(everyone, refusal)
+        for refused in filter(None, everyone):
+            raise refused
+        return found  # type: ignore[return-value]
+
     def least(self, found: Answer | None) -> Answer | None:
         """The least of what the ranks have found, if any has."""
         if self.world == 1:

@@ -72,6 +72,7 @@ class Recorder:
         self._path = path
         self._file = path.open("ab", buffering=0)  # nothing is left for closing to fail with
         self._file.truncate(keep)
+        self._file.seek(keep)  # truncating leaves the position, which checkpoints take, behind
         self._on_record = on_record
 
     def close(self) -> None:

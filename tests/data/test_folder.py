@@ -1,5 +1,7 @@
 """Image folders: the crops of a slow twin, in the stream's order, and no bad file in silence."""
 
+import struct
+import zlib
 from itertools import islice
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch import nn
 from ghostbatch import Recipe, Regime, train
 from ghostbatch.data import PermutationStream, find_info, generator, load
 from ghostbatch.data.folder import FolderFeed, decode
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, OwnError
 from ghostbatch.nn import MODELS
 
 SIZES = [(300, 280), (256, 400), (500, 260), (100, 120)]
@@ -198,3 +200,28 @@ def test_workers_end_with_their_feed(root):
     for worker in islice(workers, 2):
         worker.join(10)
         assert not worker.is_alive()
+
+
+def test_an_image_that_is_too_large_to_be_true_is_a_bad_image(tmp_path):
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk
+    path = tmp_path / "bomb.png"
+    data = struct.pack(">I4sI", 0, b"IDAT", zlib.crc32(b"IDAT"))
+    path.write_bytes(head + struct.pack(">I", zlib.crc32(chunk)) + data)
+    assert "exceeds limit" in decode(str(path), 0.5, 0.5)
+
+
+def test_a_channel_that_never_changes_is_no_reason_for_infinities(tmp_path):
+    for part in ("train", "val"):
+        (tmp_path / part / "red").mkdir(parents=True)
+        for shade in (10, 200):
+            image = Image.new("RGB", (300, 300), (shade, 0, 7))
+            image.save(tmp_path / part / "red" / f"{shade}.png")
+    ((images, _),) = feed(tmp_path, batch=2).test_batches()
+    assert images.isfinite().all()
+    assert images[:, 1:].abs().max() < 1e-9
+
+
+def test_whichever_rank_meets_a_bad_image_says_so(damaged):
+    with pytest.raises(OwnError):
+        list(feed(damaged, batch=24).pieces(0, [slice(0, 24)]))

@@ -111,3 +111,43 @@ def test_a_run_that_follows_another_is_started_when_that_one_has_ended(tiny, tmp
     assert ended == ["SB", "far"]
     header = json.loads((tmp_path / "row" / "far" / "seed-0" / "run.json").read_text())
     assert header["recipe"]["reference"] == str(tmp_path / "row" / "SB" / "seed-0")
+
+
+def test_the_column_that_another_one_follows_is_run_with_it(tmp_path):
+    cells = find_study("diffusion").cells(["by distance"], [0], tmp_path)
+    assert [(cell.row, cell.column) for cell in cells] == [
+        ("by distance", "SB"),
+        ("by distance", "by distance"),
+    ]
+
+
+def test_a_run_whose_reference_diverged_is_left_out_and_the_study_goes_on(tiny, tmp_path):
+    hot = replace(tiny.regime, lr=1e25)
+    base = replace(tiny, batch=32, lr_rule="none", ghost=None, clip=None, regime=hot)
+    follower = replace(tiny, hold="distance", reference="SB", regime=hot, clip=None)
+    study = Study("small", {"row": {"SB": base, "far": follower}}, seeds=(0,))
+    with pytest.warns(UserWarning, match="row far seed 0 is left out: the run that it follows"):
+        run_cells(
+            study.cells(out=tmp_path), tmp_path, jobs=1, device="cpu", on_news=lambda *_: None
+        )
+    assert not (tmp_path / "row" / "far").exists()
+
+
+def test_the_potential_is_measured_again_when_a_run_has_walked_farther(tmp_path, monkeypatch):
+    used = []
+
+    def instrument(out, _):
+        used.append(1)
+        return {"walked": instruments._walked(out)}
+
+    monkeypatch.setitem(instruments.INSTRUMENTS, "potential", instrument)
+    measure("potential", tmp_path, lambda *_: None)
+    measure("potential", tmp_path, lambda *_: None)
+    assert len(used) == 1
+    summary = {"status": "finished", "accuracy": 1.0, "loss": 1.0, "updates": 1, "epochs": 1.0}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text(
+        json.dumps({**summary, "distance": 12.5, "seconds": 1.0})
+    )
+    measure("potential", tmp_path, lambda *_: None)
+    assert len(used) == 2

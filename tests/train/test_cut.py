@@ -156,3 +156,15 @@ def test_micro_batches_are_refused_with_the_mean_over_ghosts(tiny):
 def test_a_network_without_batch_norm_may_be_cut_anywhere(tiny):
     cut = cut_batch(replace(tiny, ghost=None), nn.Linear(2, 2), 1, world=1)
     assert (cut.unit, cut.whole, len(cut.pieces(0))) == (1, False, 64)
+
+
+class OtherNorm(nn.BatchNorm2d):
+    """Someone's batch norm that does something more."""
+
+
+@pytest.mark.parametrize(("micro", "world"), [(32, 1), (None, 2)])
+def test_batch_norms_of_another_kind_must_not_see_pieces(tiny, micro, world):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), OtherNorm(2))
+    with pytest.raises(InputError, match=r"^model: 1 \(OtherNorm\) is a batch norm of another"):
+        cut_batch(tiny, model, micro, world)
+    cut_batch(tiny, model, None, 1)

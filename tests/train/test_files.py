@@ -2,12 +2,15 @@
 
 import errno
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from ghostbatch import train
-from ghostbatch.train.files import atomic_file
+from ghostbatch.train.files import atomic_file, locked
+from ghostbatch.train.record import Recorder
 
 
 def test_an_error_behind_an_error_is_named_with_the_file(tmp_path):
@@ -67,3 +70,26 @@ def test_records_and_checkpoint_are_on_the_disk_before_the_checkpoint_has_its_na
         ("fsync", "run"),
     ]
     assert done[-2:] == [("rename", "summary.json.partial", "summary.json"), ("fsync", "run")]
+
+
+def test_a_fork_does_not_keep_its_parents_lock(tmp_path):
+    """DataLoader's workers are forks, and may outlive a run that was killed by seconds."""
+    with locked(tmp_path):
+        child = os.fork()
+        if child == 0:
+            time.sleep(20)
+            os._exit(0)
+    try:
+        with locked(tmp_path, patience=0.5):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_checkpoint_right_after_resuming_knows_the_length_that_was_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"x" * 1000)
+    recorder = Recorder(path, 400, None)
+    assert recorder.position() == 400
+    recorder.close()

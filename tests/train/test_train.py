@@ -218,3 +218,28 @@ def test_a_device_that_is_not_there_is_refused(tiny, tmp_path):
     with pytest.raises(InputError, match=r"^device: quantum is not available here; use cpu"):
         train(tiny, out=tmp_path / "run", device="quantum")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_interrupted_again_before_its_next_record_resumes(tiny, tmp_path, outcome):
+    long = replace(tiny, regime=replace(tiny.regime, epochs=1.6, drops=()))
+    train(long, out=tmp_path / "whole", evaluations=1)
+
+    def stop_at(update):
+        def interrupt(record):
+            if record.update >= update:
+                raise KeyboardInterrupt
+
+        return interrupt
+
+    # Records are at 40, 45, 50, 56: the checkpoint at 42 comes before the record at 45 is redone.
+    for updates, stop in ((42, 45), (1, 45)):
+        with pytest.raises(KeyboardInterrupt):
+            train(
+                long,
+                out=tmp_path / "cut",
+                evaluations=1,
+                checkpoint_updates=updates,
+                on_record=stop_at(stop),
+            )
+    train(long, out=tmp_path / "cut", evaluations=1)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
