@@ -8,6 +8,7 @@ they take turns, and the medians are compared.
 """
 
 import argparse
+import gc
 import json
 import tempfile
 import time
@@ -18,6 +19,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from norm_layer import hardware
 from PIL import Image
 
 from ghostbatch.data import load
@@ -52,7 +54,13 @@ def main() -> None:
     print(f"ours is {median(ratios):.2f} x torchvision ({ratios[0]:.2f}-{ratios[-1]:.2f})")
     if chosen.json:
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        report = {"workers": chosen.workers, "images_per_second": rates, "ratios": ratios}
+        machine = hardware(torch.device("cpu"))
+        report = {
+            "hardware": machine,
+            "workers": chosen.workers,
+            "images_per_second": rates,
+            "ratios": ratios,
+        }
         chosen.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -64,7 +72,10 @@ def speed(start: Callable[[], Iterator[object]], batches: int) -> float:
     began = time.perf_counter()
     for _ in islice(stream, batches):
         pass
-    return BATCH * batches / (time.perf_counter() - began)
+    rate = BATCH * batches / (time.perf_counter() - began)
+    del stream
+    gc.collect()  # or the next one's workers would find these workers' remains
+    return rate
 
 
 def ours(root: Path, workers: int) -> Callable[[], Iterator[object]]:

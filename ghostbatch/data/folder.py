@@ -6,13 +6,12 @@ batch and does not depend on ranks, micro-batches or workers.
 """
 
 import os
-import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ghostbatch.data.datasets import Info
+from ghostbatch.data.decode import CROP, Decoded, Decoder, Files, Order, Orders, Orphan, decode
 from ghostbatch.data.draws import generator
 from ghostbatch.data.feed import Normalise, Piece
 from ghostbatch.data.stream import PermutationStream
@@ -28,21 +28,8 @@ from ghostbatch.errors import InputError, OwnError, OwnWarning
 OnBadImage = Literal["fatal", "skip"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".tif", ".tiff"})
-RESIZE, CROP = 256, 224
-"""The shorter side after resizing, and the square that is cut out."""
 SAMPLE = 1000
 """Images from which the mean and deviation of a folder's pixels are taken."""
-
-
-@dataclass(frozen=True)
-class Files:
-    """Paths of images and their labels."""
-
-    paths: tuple[str, ...]
-    labels: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
 
 @dataclass(frozen=True)
@@ -115,70 +102,6 @@ def _list(part: Path, classes: Sequence[str]) -> Files:
     return Files(tuple(path for path, _ in found), tuple(label for _, label in found))
 
 
-def decode(path: str, top: float, left: float) -> np.ndarray[Any, Any] | str:
-    """The square of an image, (224, 224, 3), after its shorter side is resized to 256.
-
-    ``top`` and ``left`` in [0, 1) say where; 0.5 is the centre. Only the square is resampled, from
-    the part of the image that it shows. A file that cannot be read gives the reason instead.
-    """
-    from PIL import Image  # noqa: PLC0415 (only folders need it)
-
-    try:
-        with Image.open(path) as file:
-            image = file.convert("RGB")
-    except Exception as error:  # Pillow's decoders raise what they like
-        return str(error).split(": ")[-1] or type(error).__name__
-    scale = min(image.size) / RESIZE
-    wide, high = (max(RESIZE, int(side / scale)) for side in image.size)
-    across, down = image.width / wide, image.height / high
-    x, y = int(left * (wide - CROP + 1)), int(top * (high - CROP + 1))
-    box = (x * across, y * down, (x + CROP) * across, (y + CROP) * down)
-    square = image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=box)
-    return np.asarray(square)
-
-
-# ------------------------------------------------------------------------------------------ workers
-
-
-class Order(NamedTuple):
-    """One image to decode, and how."""
-
-    image: int
-    top: float
-    left: float
-
-
-class Decoded(NamedTuple):
-    """A batch from a worker: images (M, 224, 224, 3), labels, and what could not be read."""
-
-    images: Tensor
-    labels: Tensor
-    problems: list[str]
-
-
-class Decoder:
-    """The data set of the worker processes: a batch of orders in, a batch of images out."""
-
-    def __init__(self, files: Files, replace_bad: bool) -> None:
-        self.files = files
-        self.replace_bad = replace_bad
-
-    def __getitems__(self, orders: Sequence[Order]) -> Decoded:
-        """Decode a whole batch; a bad image's place goes to the next that is good, if wanted."""
-        images, labels, problems = [], [], []
-        for index, top, left in orders:
-            for step in range(len(self.files) if self.replace_bad else 1):
-                chosen = (index + step) % len(self.files)
-                image = decode(self.files.paths[chosen], top, left)
-                if not isinstance(image, str):
-                    images.append(image)
-                    labels.append(self.files.labels[chosen])
-                    break
-                problems.append(f"{self.files.paths[chosen]} cannot be read ({image})")
-        stacked = np.stack(images) if images else np.zeros((0, CROP, CROP, 3), np.uint8)
-        return Decoded(torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.long), problems)
-
-
 class FolderFeed:
     """Batches of an image folder; arguments as of `TensorFeed`, and two more.
 
@@ -206,8 +129,8 @@ class FolderFeed:
         workers: int = 2,
         on_bad_image: OnBadImage = "fatal",
     ) -> None:
-        self.stream = PermutationStream(len(data.train), batch, seed)
-        self.data, self.seed, self.augment, self.device = data, seed, augment, device
+        self.orders = Orders(PermutationStream(len(data.train), batch, seed), seed, augment)
+        self.data, self.augment, self.device = data, augment, device
         self.workers, self.skip = workers, on_bad_image == "skip"
         self._normalise = Normalise(*data.moments, device, dtype)
         self._ahead: Iterator[Decoded] | None = None
@@ -219,9 +142,9 @@ class FolderFeed:
         wanted = tuple(positions)
         if self._ahead is None or self._next != (update, wanted):
             self.close()
-            self._ahead = self._loader(self.data.train, self._orders(update, wanted), True)
+            self._ahead = self._loader(self.data.train, self.orders.since(update, wanted), True)
         self._next = None  # until all of this update has been taken
-        flips = self._draw(update)[2]
+        flips = self.orders.draw(update)[2]
         for where in wanted:
             images, labels = self._take(next(self._ahead))
             if self.augment:
@@ -245,22 +168,6 @@ class FolderFeed:
         """End the workers."""
         self._ahead = None
 
-    def _orders(self, update: int, positions: Sequence[slice]) -> Iterator[list[Order]]:
-        """What the workers are to do from ``update`` on, without end."""
-        while True:
-            indices, (top, left, _) = self.stream.indices(update), self._draw(update)
-            for where in positions:
-                chosen = (values[where].tolist() for values in (indices, top, left))
-                yield [Order(*order) for order in zip(*chosen, strict=True)]
-            update += 1
-
-    def _draw(self, update: int) -> Tensor:
-        """Top, left and flip of every image of a batch, each in [0, 1)."""
-        if not self.augment:
-            return torch.full((3, self.stream.batch), 0.5, dtype=torch.float64)
-        draw = generator(self.seed, "augment", update)
-        return torch.rand(3, self.stream.batch, generator=draw, dtype=torch.float64)
-
     def _loader(self, files: Files, orders: Iterator[list[Order]], training: bool) -> Any:
         loader: DataLoader[Decoded] = DataLoader(
             Decoder(files, replace_bad=training and self.skip),  # type: ignore[arg-type]
@@ -282,20 +189,6 @@ class FolderFeed:
         self._said.update(problems)
         images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         return images, labels.to(self.device, non_blocking=True)
-
-
-class Orphan:
-    """Begins a worker: signals are its parent's business, and it does not outlive it."""
-
-    def __init__(self, parent: int) -> None:
-        self.parent = parent
-
-    def __call__(self, _worker: int) -> None:
-        """Called in the worker; if its parent is gone already, nobody else would tell it."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getppid() != self.parent:
-            os._exit(0)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -12,7 +12,8 @@ from torch import nn
 
 from ghostbatch import Recipe, Regime, train
 from ghostbatch.data import PermutationStream, find_info, generator, load
-from ghostbatch.data.folder import FolderFeed, decode
+from ghostbatch.data.decode import decode
+from ghostbatch.data.folder import FolderFeed
 from ghostbatch.errors import InputError, OwnError
 from ghostbatch.nn import MODELS
 
