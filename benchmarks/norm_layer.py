@@ -4,8 +4,9 @@
     python benchmarks/norm_layer.py --device cuda        # this GPU: see norm_layer_gpu.py
     python benchmarks/norm_layer.py --json results/norm_layer/cpu.json
 
-Variants are interleaved, one call of each in turn, and medians are compared, so that a slow moment
-of the machine hits all of them; compiled ones take turns among themselves. On a CPU the allocator
+Variants are interleaved, one call of each in turn, in a new order every turn, and medians are
+compared, so that a slow moment of the machine, or the caches that another one left behind, hits all
+of them; compiled ones take turns among themselves. On a CPU the allocator
 is told to keep freed memory: else the page faults of fresh outputs, the same for everyone, hide
 the rest. Where a process's memory happens to lie matters too, so everything is measured in several
 processes, and the ratios given are medians over them, with the smallest and the largest.
@@ -16,12 +17,12 @@ import ctypes
 import importlib.util
 import json
 import platform
+import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -120,12 +121,15 @@ def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> d
     times: dict[str, list[float]] = {}
     for rivals in (eager(shape), compiled_code(shape) if compiled else ()):
         layers = {name: layer.to(device) for name, layer in rivals}
-        for turn, (name, layer) in product(range(repeats + 3), layers.items()):
-            spent = clock(lambda layer=layer: layer(x).backward(dy))  # type: ignore[misc]
-            x.grad = None
-            layer.zero_grad()
-            if turn >= 3:  # the first turns warm up
-                times.setdefault(name, []).append(spent)
+        times |= {name: [] for name in layers}
+        for turn in range(repeats + 3):
+            for name in random.sample(list(layers), len(layers)):
+                layer = layers[name]
+                spent = clock(lambda layer=layer: layer(x).backward(dy))  # type: ignore[misc]
+                x.grad = None
+                layer.zero_grad()
+                if turn >= 3:  # the first turns warm up
+                    times[name].append(spent)
     return {
         "shape": list(shape),
         "dtype": str(dtype).removeprefix("torch."),

@@ -75,11 +75,11 @@ def ghost_batch_norm(
         whole = training or running_mean is None
         y = F.batch_norm(x, running_mean, running_var, weight, bias, whole, momentum or 0.0, eps)
     else:
-        smallest = x[: min(ghost_sizes(x.shape[0], ghost))]
-        if values_per_channel(smallest) == 1:
+        smallest = min(ghost_sizes(x.shape[0], ghost))
+        if smallest == 1 and values_per_channel(x[:1]) == 1:
             raise ValueError(
                 "Expected more than 1 value per channel when training, "
-                f"got a ghost of size {tuple(smallest.shape)}"
+                f"got a ghost of size {(1, *x.shape[1:])}"
             )
         if momentum is None and running_mean is not None and num_batches_tracked is None:
             raise ValueError("momentum=None (a cumulative average) needs num_batches_tracked")
@@ -100,7 +100,7 @@ def ghost_batch_norm(
         else:
             y, statistics = ghost_norm(x, weight, bias, ghost, eps)
         if running_mean is not None and running_var is not None:
-            moments = statistics.detach()[::2]
+            moments = (statistics.detach() if statistics.requires_grad else statistics)[::2]
             moving = (running_mean, running_var, num_batches_tracked)
             if torch.compiler.is_compiling():
                 update_running_op(*moving, moments, momentum, running, group)
@@ -189,6 +189,7 @@ class GhostNorm(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         """As `paths.forward`."""
         output = paths.forward(*inputs)
+        ctx.mark_non_differentiable(output[1])
         GhostNorm.save(ctx, inputs, output)
         return output
 

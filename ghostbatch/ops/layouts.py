@@ -24,4 +24,6 @@ def as_dense_as(model: Tensor, x: Tensor) -> Tensor:
 
 def in_rows(x: Tensor) -> bool:
     """Whether the channels lie innermost."""
+    if x.dim() == 4:  # as below, without a view
+        return x.is_contiguous(memory_format=torch.channels_last)
     return x.movedim(1, -1).is_contiguous()

@@ -22,8 +22,9 @@ from ghostbatch.ops.waves import Statistics, backward_wave, forward_wave, room_f
 WAVE = 1 << 20
 """Values worked on at a time on a CPU: in fp32, 4 MB and as much of scratch space."""
 
-NATIVE = 1 << 17
-"""Values of a ghost from which PyTorch's own CPU kernel outweighs the cost of calling it."""
+NATIVE_FORWARD = 1 << 16
+NATIVE_BACKWARD = 1 << 17
+"""Values of a ghost from which PyTorch's own CPU kernels outweigh the cost of calling them."""
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:
@@ -53,7 +54,7 @@ def forward(
         torch.full_like(table[0, 0], default) if p is None else p.to(table.dtype)
         for p, default in ((weight, 1.0), (bias, 0.0))
     )
-    native = _is_large(dense, sizes) and in_rows(dense)
+    native = in_rows(dense) and _is_large(dense, sizes, NATIVE_FORWARD)
     room: Tensor | None = None
     for x_wave, y_wave, *part in _waves((dense, out), table.unbind(), sizes, native):
         if native:
@@ -101,7 +102,7 @@ def backward(
     sizes = ghost_sizes(x.shape[0], ghost)
     sums = torch.empty_like(statistics[:2])  # of dy xhat, and of dy
     gain = invstd if weight is None else weight.to(mean.dtype) * invstd
-    native = _is_large(dense, sizes)
+    native = _is_large(dense, sizes, NATIVE_BACKWARD)
     room: Tensor | None = None
     for wave in _waves((dense, dy, out), (mean, invstd, gain, *sums), sizes, native):
         if native:
@@ -130,10 +131,10 @@ def _affine_again(
     return y if out is y else y.copy_(out)
 
 
-def _is_large(x: Tensor, sizes: tuple[int, ...]) -> bool:
+def _is_large(x: Tensor, sizes: tuple[int, ...], least: int) -> bool:
     """Whether PyTorch's own CPU kernels, called ghost by ghost, are worth their calls."""
     exact = x.dtype in (torch.float32, torch.float64)
-    return x.device.type == "cpu" and exact and sizes[0] * x[0].numel() >= NATIVE
+    return x.device.type == "cpu" and exact and sizes[0] * x[0].numel() >= least
 
 
 # -------------------------------------------------------------------------------------------- waves

@@ -13,24 +13,36 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import ghostbatch as gb
-from ghostbatch.ops import ghost_batch_norm, ghost_batch_norm_reference, ghost_sizes, plain
+from ghostbatch.ops import (
+    ghost_batch_norm,
+    ghost_batch_norm_reference,
+    ghost_sizes,
+    native,
+    plain,
+)
 
 BOTH = pytest.mark.parametrize("norm", [ghost_batch_norm_reference, ghost_batch_norm])
 NEVER = 1 << 40
-PATHS = {  # how much is worked on at a time, and from which ghost PyTorch's kernels do the work
-    "as shipped": (plain.WAVE, plain.NATIVE),
-    "one wave": (NEVER, NEVER),
-    "a wave holds a few ghosts": (64, NEVER),
-    "a ghost at a time": (1, NEVER),
-    "native": (plain.WAVE, 1),
+PATHS = {  # how much is worked on at a time, and whether PyTorch's kernels do the work
+    "as shipped": (plain.WAVE, None),
+    "one wave": (NEVER, False),
+    "a wave holds a few ghosts": (64, False),
+    "a ghost at a time": (1, False),
+    "native": (NEVER, True),
+    "native, a few ghosts at a time": (64, True),
+    "native, a ghost at a time": (1, True),
 }
 
 
 @pytest.fixture(params=PATHS.values(), ids=PATHS.keys())
 def path(request, monkeypatch):
     """Make small shapes take each path of the plain code."""
-    monkeypatch.setattr(plain, "WAVE", request.param[0])
-    monkeypatch.setattr(plain, "NATIVE", request.param[1])
+    wave, by_pytorch = request.param
+    monkeypatch.setattr(plain, "WAVE", wave)
+    monkeypatch.setattr(native, "WAVE", wave)
+    if by_pytorch is not None:
+        monkeypatch.setattr(plain, "NATIVE_FORWARD", 1 if by_pytorch else NEVER)
+        monkeypatch.setattr(plain, "NATIVE_BACKWARD", 1 if by_pytorch else NEVER)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
