@@ -66,7 +66,8 @@ def backward_native(
     copied into its place, which costs more than to compute it there.
     """
     count = x[0].numel() // mean.shape[1]
-    ones, sums = torch.ones_like(mean[0]), []
+    ones = torch.ones_like(mean[0])
+    sums: list[Tensor] = []
     images, ghosts = (_images(dy), _images(x)), (x.unbind(), dy.unbind(), dx.unbind())
     tables = (mean, invstd.square().div_(-count), gain, gain / -count)
     # Few calls per ghost: with the caches full of pixels, each costs what it takes to read itself.
