@@ -4,6 +4,8 @@
 
 The distance: its share of training steps when it is measured at log-spaced updates of a run; the
 limit is 1 %. The random potential: minutes for 1,000 directions over 50,000 images; the limit is 5.
+A GPU measures it twice: with convolutions in TF32, as PyTorch has them, and in full fp32, which
+tells how much of the losses' deviations is rounding.
 """
 
 import argparse
@@ -29,9 +31,7 @@ def main() -> None:
     options.add_argument("--samples", type=int, default=50_000, help="images of the scan")
     options.add_argument("--batch", type=int, default=1000, help="images at a time in the scan")
     options.add_argument("--directions", type=int, default=10, help="that are timed")
-    options.add_argument("--tf32", action="store_true", help="TF32 in convolutions")
     chosen = options.parse_args()
-    torch.backends.cudnn.allow_tf32 = chosen.tf32
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     model = MODELS[chosen.model](10).to(chosen.device)
@@ -70,15 +70,22 @@ def _potential(model: nn.Module, chosen: argparse.Namespace) -> None:
         batch=chosen.batch,
         prepare=lambda images: images.float().sub_(127).mul_(1 / 64),
     )
-    random_potential(model, loss, radius=10, samples=2)  # warms up
-    began = time.perf_counter()
-    found = random_potential(model, loss, radius=10, samples=chosen.directions)
-    each = (time.perf_counter() - began) / (chosen.directions + 1)  # and the origin
-    print(
-        f"random potential: {each:.3f} s a direction of {chosen.samples:,} images, "
-        f"{each * DIRECTIONS / 60:.1f} minutes for {DIRECTIONS:,} (limit 5); "
-        f"losses near {found.origin:.3f}"
-    )
+    changes = []
+    for tf32 in (True, False) if chosen.device.startswith("cuda") else (False,):
+        torch.backends.cudnn.allow_tf32 = tf32
+        random_potential(model, loss, radius=10, samples=2)  # warms up
+        began = time.perf_counter()
+        found = random_potential(model, loss, radius=10, samples=chosen.directions)
+        each = (time.perf_counter() - began) / (chosen.directions + 1)  # and the origin
+        changes.append(torch.tensor(found.changes))
+        print(
+            f"random potential, {'TF32' if tf32 else 'fp32'}: {each:.3f} s a direction of "
+            f"{chosen.samples:,} images, {each * DIRECTIONS / 60:.1f} minutes for {DIRECTIONS:,} "
+            f"(limit 5); losses near {found.origin:.3f}, changes of "
+            f"{changes[-1].square().mean().sqrt():.3g}"
+        )
+    if len(changes) > 1:
+        print(f"TF32 moves a change by {(changes[0] - changes[1]).abs().max():.2g} at most")
 
 
 def _time(call: Callable[[], object], device: str, times: int = 20) -> float:

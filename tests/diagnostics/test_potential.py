@@ -214,6 +214,27 @@ def test_norms_use_the_batch_at_hand_and_nothing_is_dropped():
     assert found.origin == pytest.approx(sum(losses).item() / 2, rel=1e-6)
 
 
+def test_where_kernels_serve_a_plain_norm_is_one_large_ghost_meanwhile(monkeypatch):
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.BatchNorm1d(5, affine=False))
+    inputs, labels = torch.randn(12, 3), torch.randint(5, (12,))
+    seen = []
+
+    def loss(m):
+        seen.append(tuple(type(layer).__name__ for layer in m))
+        return BatchedLoss(inputs, labels, batch=6)(m)
+
+    expected = random_potential(model, loss, radius=1, samples=3)
+    monkeypatch.setattr(scan, "kernels_serve", lambda weight: weight.dtype == torch.float32)
+    found = random_potential(model, loss, radius=1, samples=3)
+    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert (
+        seen[0]
+        == ("Linear", "BatchNorm1d", "BatchNorm1d")
+        == tuple(type(layer).__name__ for layer in model)
+    )
+    assert seen[-1] == ("Linear", "GhostBatchNorm1d", "BatchNorm1d")
+
+
 def test_directions_are_unit_vectors_uniform_on_the_sphere():
     seen = []
     model = Point(3)
