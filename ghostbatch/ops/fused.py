@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from ghostbatch.ops import kernels
+from ghostbatch.ops.buffers import Buffers
 from ghostbatch.ops.layouts import as_dense_as, in_rows, workable
 from ghostbatch.ops.running_kernel import running_kernel
 from ghostbatch.ops.tiling import Plan, Tuning, plan, tuning
@@ -22,7 +23,7 @@ def plan_for(x: Tensor, ghost: int, settings: Tuning | None, backward: bool) -> 
     """The plan for a batch that is dense, in rows or in planes."""
     planes = not in_rows(x)
     shape = tuple(x.shape)
-    chosen = settings or tuning(shape, x.dtype, planes, backward)
+    chosen = settings or tuning(shape, x.dtype, planes, backward, ghost)
     return plan(shape, x.dtype, planes, ghost, chosen, _multiprocessors(x.device))
 
 
@@ -47,27 +48,36 @@ def forward(
     eps: float,
     activation: str | None = None,
     residual: Tensor | None = None,
+    moving: Buffers | None = None,
     settings: Tuning | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `plain.forward`, in one kernel."""
+    """As `plain.forward`, in one kernel, which moves running statistics too if it can."""
     y = torch.empty_like(x)
     dense, out = workable(x, y)
     residual = None if residual is None else as_dense_as(dense, residual)
     cut = plan_for(dense, ghost, settings, backward=False)
     table = x.new_empty(3, cut.ghosts, x.shape[1], dtype=torch.float32)
     parts, counters = _scratch(x, cut)
+    moving = moving if moving is not None and moving.suit_kernels else None
     _launch(
         kernels.forward_kernel,
         cut,
         *(dense, _or(residual, dense), out, _or(weight, dense), _or(bias, dense)),
-        *(table, parts, counters, eps),
+        *(table, parts, counters),
+        *((table,) * 3 if moving is None else _places(moving)),
+        *((0, 0.0, 0.0, 0.0) if moving is None else _schedule(moving, cut.ghosts)),
+        eps,
         WEIGHT=weight is not None,
         BIAS=bias is not None,
+        MOVING=moving is not None,
+        TRACKED=moving is not None and moving.tracked is not None,
         RESIDUAL=residual is not None,
         RELU=activation == "relu",
     )
     if out is not y:
         y.copy_(out)
+    if moving is not None:
+        _moved(moving)
     return y, table
 
 
@@ -108,35 +118,44 @@ def backward(
     return dx, parameters, dresidual
 
 
-def move_running(
-    mean: Tensor,
-    var: Tensor,
-    tracked: Tensor | None,
-    moments: Tensor,
-    momentum: float,
-    running: str,
-) -> None:
+def move_running(buffers: Buffers, moments: Tensor) -> None:
     """Move the running statistics by the ghosts' (2, K, C), oldest first, in one kernel."""
     _, ghosts, channels = moments.shape
-    decay, log_decay = 1 - momentum, -1e30
-    if running == "mean":
-        count, keep, rate, log_decay = 1, decay, momentum / ghosts, 0.0
-    else:
-        count, keep, rate = ghosts, decay**ghosts, momentum
-        log_decay = math.log2(decay) if decay > 0 else log_decay
-    rows = min(triton.next_power_of_2(ghosts), 64)
     block = min(triton.next_power_of_2(channels), 32)
-    arguments = (mean, var, mean if tracked is None else tracked, moments, moments.stride(0))
-    with _on(mean.device):
+    with _on(moments.device):
         running_kernel[(triton.cdiv(channels, block),)](
-            *arguments,
-            *(ghosts, channels, count, keep, rate, log_decay),
-            TRACKED=tracked is not None,
-            R=rows,
+            *_places(buffers),
+            *(moments, moments.stride(0), ghosts, channels),
+            *_schedule(buffers, ghosts),
+            TRACKED=buffers.tracked is not None,
+            R=min(triton.next_power_of_2(ghosts), 64),
             BC=block,
         )
-    for moved in (mean, var, *(() if tracked is None else (tracked,))):
-        torch.autograd.graph.increment_version(moved)
+    _moved(buffers)
+
+
+def _places(buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
+    return buffers.mean, buffers.var, _or(buffers.tracked, buffers.mean)
+
+
+def _schedule(buffers: Buffers, ghosts: int) -> tuple[int, float, float, float]:
+    """By how much the count of batches grows; the share of what was; a ghost's weight, its decay.
+
+    K updates in a row are one: see `running`.
+    """
+    momentum = buffers.momentum or 0.0
+    decay = 1 - momentum
+    if buffers.running == "mean":
+        return 1, decay, momentum / ghosts, 0.0
+    return ghosts, decay**ghosts, momentum, math.log2(decay) if decay > 0 else -1e30
+
+
+def _moved(buffers: Buffers) -> None:
+    """What autograd and the caller have to know of buffers that a kernel has moved."""
+    buffers.moved = True
+    for moved in (buffers.mean, buffers.var, buffers.tracked):
+        if moved is not None:
+            torch.autograd.graph.increment_version(moved)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ghostbatch.ops import paths, plain
+from ghostbatch.ops.buffers import Buffers
 from ghostbatch.ops.ranks import LOCAL, Group, ranks_in
 from ghostbatch.ops.reference import (
     ACTIVATIONS,
@@ -22,7 +23,7 @@ from ghostbatch.ops.reference import (
     values_per_channel,
 )
 from ghostbatch.ops.running import (
-    Buffers,
+    movable_now,
     settle_after_backward,
     update_running,
     update_running_op,
@@ -94,19 +95,23 @@ def ghost_batch_norm(
                 activation=activation,
                 residual=residual,
             )
-        if residual is None or residual.dtype == x.dtype:
-            y, statistics = ghost_norm(x, weight, bias, ghost, eps, activation, residual)
-            residual, activation = None, None  # done
-        else:
-            y, statistics = ghost_norm(x, weight, bias, ghost, eps)
-        if running_mean is not None and running_var is not None:
-            moments = (statistics.detach() if statistics.requires_grad else statistics)[::2]
+        fuses = residual is None or residual.dtype == x.dtype
+        rest = (activation, residual) if fuses else (None, None)
+        if running_mean is None or running_var is None:
+            y, _ = ghost_norm(x, weight, bias, ghost, eps, *rest)
+        elif torch.compiler.is_compiling():
+            y, statistics = ghost_norm(x, weight, bias, ghost, eps, *rest)
             moving = (running_mean, running_var, num_batches_tracked)
-            if torch.compiler.is_compiling():
-                update_running_op(*moving, moments, momentum, running, group)
-            else:
-                _warn_of_uneven_ghosts(x.shape[0], ghost, group)
-                update_running(Buffers(*moving, momentum, running), moments, group)
+            update_running_op(*moving, statistics.detach()[::2], momentum, running, group)
+        else:
+            _warn_of_uneven_ghosts(x.shape[0], ghost, group)
+            buffers = Buffers(running_mean, running_var, num_batches_tracked, momentum, running)
+            may_move = movable_now(buffers, group)
+            y, statistics = ghost_norm(x, weight, bias, ghost, eps, *rest, may_move)
+            if not buffers.moved:
+                statistics = statistics.detach() if statistics.requires_grad else statistics
+                update_running(buffers, statistics[::2], group)
+        residual, activation = (None, None) if fuses else (residual, activation)
     if residual is not None:
         y = y + residual
     return ACTIVATIONS[activation](y)
@@ -169,17 +174,19 @@ def ghost_norm(
     eps: float,
     activation: str | None = None,
     residual: Tensor | None = None,
+    moving: Buffers | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``activation(norm(x) + residual)``, and the ghosts' `Statistics` as one tensor (3, K, C).
 
     The operator and the autograd function are the same; the function costs a tenth of a
-    millisecond less per call, the operator is what compilers and fake tensors understand.
+    millisecond less per call, the operator is what compilers and fake tensors understand. Only the
+    function may move running statistics, and says so in them.
     """
     inputs = (x, weight, bias, ghost, eps, activation, residual)
     if torch.compiler.is_compiling() or type(x) is not Tensor:
         result: tuple[Tensor, Tensor] = ghost_norm_op(*inputs)
         return result
-    return GhostNorm.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return GhostNorm.apply(*inputs, moving)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class GhostNorm(torch.autograd.Function):
@@ -201,7 +208,7 @@ class GhostNorm(torch.autograd.Function):
         residual the kernels tell it from the input. PyTorch's ``setup_context`` would do for
         calling this, but costs as much as a small layer.
         """
-        x, weight, bias, ctx.ghost, ctx.eps, ctx.activation, residual = inputs
+        x, weight, bias, ctx.ghost, ctx.eps, ctx.activation, residual, *_ = inputs
         by_result = ctx.activation and (residual is not None or not paths.kernels_serve(x))
         ctx.save_for_backward(x, weight, bias, output[1], output[0] if by_result else None)
         ctx.has_residual = residual is not None
@@ -209,14 +216,17 @@ class GhostNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        """As `paths.backward`, or in differentiable steps where grad mode is on."""
+        """As `paths.backward`, or in differentiable steps where grad mode is on.
+
+        Autograd ignores the last one where there was no eighth input.
+        """
         x, weight, bias, statistics, y = ctx.saved_tensors
         settle_after_backward()
         if dy is None:
-            return (None,) * 7
+            return (None,) * 8
         if torch.is_grad_enabled():
             *grads, passed = _differentiably(ctx, dy, x, weight, bias, y)
-            return *grads, None, None, None, passed
+            return *grads, None, None, None, passed, None
         compute = paths.backward if type(dy) is Tensor else ghost_norm_backward_op
         dx, parameters, passed = compute(
             dy, x, weight, statistics, ctx.ghost, ctx.activation, bias, y
@@ -229,7 +239,7 @@ class GhostNorm(torch.autograd.Function):
             passed = None
         elif ctx.activation is None:
             passed = dy
-        return dx, dweight, dbias, None, None, None, passed
+        return dx, dweight, dbias, None, None, None, passed, None
 
 
 def _differentiably(
@@ -254,7 +264,20 @@ def _differentiably(
 # --------------------------------------------------------------------------------------- operators
 
 
-ghost_norm_op = torch.library.custom_op("ghostbatch::ghost_norm", paths.forward, mutates_args=())
+@torch.library.custom_op("ghostbatch::ghost_norm", mutates_args=())
+def ghost_norm_op(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    ghost: int,
+    eps: float,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`paths.forward`, for compilers; running statistics are another operator's."""
+    return paths.forward(x, weight, bias, ghost, eps, activation, residual)
+
+
 ghost_norm_backward_op = torch.library.custom_op(
     "ghostbatch::ghost_norm_backward", paths.backward, mutates_args=()
 )

@@ -15,11 +15,14 @@ A group is a block of channels of a ghost: K ghosts, `blocks` blocks; only the l
 import triton
 import triton.language as tl
 
+from ghostbatch.ops.running_kernel import move
 from ghostbatch.ops.tickets import (
     add_up,
+    add_up_group,
     arrive,
     base_of,
     count_in,
+    fetch,
     load,
     locate,
     masked,
@@ -31,10 +34,20 @@ from ghostbatch.ops.tickets import (
     wait_for,
 )
 
-COUNTS = ["ghosts", "tiles", "last_tiles", "blocks", "delay", "aligned"]
+COUNTS = ["ghosts", "tiles", "last_tiles", "blocks", "delay", "aligned", "tracked_step"]
 """Numbers of which nothing is worth knowing at compile time, so another batch compiles nothing."""
 
 # ----------------------------------------------------------------------------------------- forward
+
+
+@triton.jit
+def note(place_C, stride, n, sum_C, square_C, shift_C, eps, live_C):
+    """Write down the statistics of a group of ``n`` rows, whose sums are about a shift."""
+    about_C = sum_C / n
+    variance_C = tl.maximum(square_C / n - about_C * about_C, 0.0)
+    tl.store(place_C, shift_C + about_C, live_C)
+    tl.store(place_C + stride, 1.0 / tl.sqrt_rn(variance_C + eps), live_C)
+    tl.store(place_C + 2 * stride, variance_C * (n / (n - 1.0)), live_C)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -46,7 +59,14 @@ def forward_kernel(
     bias_ptr,
     table_ptr,  # (3, K, C): mean, 1 / deviation, unbiased variance
     parts_ptr,  # (groups, tiles and bundles of them, 2, C of a block)
-    counters_ptr,  # tickets, then those of each group
+    counters_ptr,  # tickets, then those of each group, then one for each block
+    mean_ptr,  # the running statistics, and how they move
+    var_ptr,
+    tracked_ptr,
+    tracked_step,
+    kept_share,
+    rate,
+    log_decay,
     eps,
     ghosts,
     aligned,
@@ -60,6 +80,8 @@ def forward_kernel(
     PLANES: tl.constexpr,
     WEIGHT: tl.constexpr,
     BIAS: tl.constexpr,
+    MOVING: tl.constexpr,
+    TRACKED: tl.constexpr,
     RESIDUAL: tl.constexpr,
     RELU: tl.constexpr,
     EVEN: tl.constexpr,
@@ -109,18 +131,21 @@ def forward_kernel(
             if arrive(
                 parts, counter, tile, count, most_tiles, sum_C, square_C, column_C, FAN, TREE
             ):
-                if TREE:
-                    parts += most_tiles * (2 * BC)
-                rest = rows_to_add(count, FAN, TREE)
-                sum_C, square_C = add_up(parts, parts + BC, rest, 2 * BC, column_C, live_C, FAN)
-                n = rows.to(tl.float32)
-                about_C = sum_C / n  # the mean, from the shift
-                variance_C = tl.maximum(square_C / n - about_C * about_C, 0.0)
+                sum_C, square_C = add_up_group(
+                    parts, count, most_tiles, column_C, live_C, FAN, TREE
+                )
                 place = table_ptr + ghost * C + channel_C
-                tl.store(place, shift_C + about_C, live_C)
-                tl.store(place + ghosts * C, 1.0 / tl.sqrt_rn(variance_C + eps), live_C)
-                tl.store(place + 2 * ghosts * C, variance_C * (n / (n - 1.0)), live_C)
+                note(place, ghosts * C, rows.to(tl.float32), sum_C, square_C, shift_C, eps, live_C)
                 count_in(counter)
+                if MOVING:
+                    block = group % blocks
+                    done = counters_ptr + 1 + ghosts * blocks * (1 + bundles) + block
+                    if count_in(done) == ghosts - 1:
+                        move(
+                            mean_ptr, var_ptr, tracked_ptr, table_ptr, 2 * ghosts * C, ghosts, C,
+                            tracked_step, kept_share, rate, log_decay, channel_C, live_C,
+                            TRACKED and block == 0, 16,
+                        )  # fmt: skip
 
         if ticket >= delay:
             group, tile, count = locate(ticket - delay, ghosts, tiles, last_tiles, blocks)
@@ -132,16 +157,23 @@ def forward_kernel(
             first = tile * (SUB * U * R)
             base = base_of(ghost, first, channel, ghost_rows, C, S, PLANES)
             counter = counters_ptr + 1 + group * (1 + bundles)
+            # The first values are on their way while it waits.
+            row_R1U = first + span(U, R)
+            at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
+            keep_RCU = (row_R1U < rows) & live_C[None, :, None]
+            x_next = fetch(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
             wait_for(counter, rows_to_add(count, FAN, TREE) + 1)
             place = table_ptr + ghost * C + channel_C
             mean_C = tl.load(place, live_C, other=0.0, cache_modifier=".cg")
             invstd_C = tl.load(place + ghosts * C, live_C, other=0.0, cache_modifier=".cg")
             slope_C = weight_C * invstd_C
-            for sub in range(SUB):
+            for sub in tl.static_range(SUB):
                 row_R1U = first + sub * (U * R) + span(U, R)
                 at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
                 keep_RCU = (row_R1U < rows) & live_C[None, :, None]
-                x_RCU = load(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                if sub > 0:
+                    x_next = fetch(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                x_RCU = x_next.to(tl.float32)
                 y_RCU = (x_RCU - mean_C[None, :, None]) * slope_C[None, :, None]
                 y_RCU += bias_C[None, :, None]
                 if RESIDUAL:
@@ -234,10 +266,7 @@ def backward_kernel(
             counter = counters_ptr + 1 + group * (1 + bundles)
             dot_C, sum_C = tl.sum(dot_RC, 0), tl.sum(sum_RC, 0)
             if arrive(parts, counter, tile, count, most_tiles, dot_C, sum_C, column_C, FAN, TREE):
-                if TREE:
-                    parts += most_tiles * (2 * BC)
-                rest = rows_to_add(count, FAN, TREE)
-                dot_C, sum_C = add_up(parts, parts + BC, rest, 2 * BC, column_C, live_C, FAN)
+                dot_C, sum_C = add_up_group(parts, count, most_tiles, column_C, live_C, FAN, TREE)
                 tl.store(sums_ptr + place, dot_C * invstd_C, live_C)
                 tl.store(sums_ptr + ghosts * C + place, sum_C, live_C)
                 count_in(counter)
@@ -263,21 +292,27 @@ def backward_kernel(
             first = tile * (SUB * U * R)
             base = base_of(ghost, first, channel, ghost_rows, C, S, PLANES)
             counter = counters_ptr + 1 + group * (1 + bundles)
+            row_R1U = first + span(U, R)
+            at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
+            keep_RCU = (row_R1U < rows) & live_C[None, :, None]
+            x_next = fetch(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+            dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
             wait_for(counter, rows_to_add(count, FAN, TREE) + 1)
             scale = 1.0 / rows.to(tl.float32)
             dot_C = tl.load(sums_ptr + place, live_C, other=0.0, cache_modifier=".cg")
             sum_C = tl.load(sums_ptr + ghosts * C + place, live_C, other=0.0, cache_modifier=".cg")
             tilt_C = -slope_C * invstd_C * dot_C * scale
             level_C = -slope_C * sum_C * scale
-            for sub in range(SUB):
+            for sub in tl.static_range(SUB):
                 row_R1U = first + sub * (U * R) + span(U, R)
                 at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
                 keep_RCU = (row_R1U < rows) & live_C[None, :, None]
-                x_RCU = load(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-                dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-                x_RCU -= mean_C[None, :, None]
+                if sub > 0:
+                    x_next = fetch(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                    dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                x_RCU = x_next.to(tl.float32) - mean_C[None, :, None]
                 dy_RCU = masked(
-                    dy_RCU, x_RCU, y_ptr + base, at_RCU, keep_RCU, slope_C, bias_C,
+                    dy_next.to(tl.float32), x_RCU, y_ptr + base, at_RCU, keep_RCU, slope_C, bias_C,
                     EVEN, False, STREAM, RELU, RESIDUAL,
                 )  # fmt: skip
                 dx_RCU = x_RCU * tilt_C[None, :, None] + level_C[None, :, None]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ghostbatch.ops import plain
+from ghostbatch.ops.buffers import Buffers
 
 SWITCH = "GHOSTBATCH_KERNELS"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -41,12 +42,13 @@ def forward(
     eps: float,
     activation: str | None = None,
     residual: Tensor | None = None,
+    moving: Buffers | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `plain.forward`, by whatever is fastest."""
+    """As `plain.forward`, by whatever is fastest; kernels move running statistics on the way."""
     if (fused := _kernels_for(x)) is not None and fused.fits(x, ghost):
         try:
             result: tuple[Tensor, Tensor] = fused.forward(
-                x, weight, bias, ghost, eps, activation, residual
+                x, weight, bias, ghost, eps, activation, residual, moving
             )
             return result
         except Exception as error:
@@ -76,24 +78,13 @@ def backward(
     return plain.backward(dy, x, weight, statistics, ghost, activation, bias, y)
 
 
-def move_running(
-    mean: Tensor,
-    var: Tensor,
-    tracked: Tensor | None,
-    moments: Tensor,
-    momentum: float | None,
-    running: str,
-) -> bool:
+def move_running(buffers: Buffers, moments: Tensor) -> bool:
     """Move the running statistics by the ghosts' (2, K, C) if a kernel can; say whether it did."""
-    if momentum is None or not 0 <= momentum <= 1:
-        return False
-    tensors = (mean, var, moments[0], moments[1])
-    if not all(t.dtype == torch.float32 and t.is_contiguous() for t in tensors):
-        return False
-    if (fused := _kernels_for(moments)) is None:
+    contiguous = moments[0].is_contiguous() and moments.dtype == torch.float32
+    if not (buffers.suit_kernels and contiguous) or (fused := _kernels_for(moments)) is None:
         return False
     try:
-        fused.move_running(mean, var, tracked, moments, momentum, running)
+        fused.move_running(buffers, moments)
     except Exception as error:
         _give_up(error)
         return False

@@ -15,19 +15,8 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from ghostbatch.ops import paths
+from ghostbatch.ops.buffers import Buffers
 from ghostbatch.ops.ranks import Group, gather, inside_backward, ranks_in
-
-
-class Buffers(NamedTuple):
-    """What moves, and how."""
-
-    mean: Tensor
-    var: Tensor
-    tracked: Tensor | None
-    momentum: float | None
-    """None: the average over all ghosts so far."""
-    running: str
-    """"sequential", or "mean": one update with the mean over ghosts."""
 
 
 class Share(NamedTuple):
@@ -63,11 +52,7 @@ def update_running(
     if inside_backward():
         return
     alone = ranks_in(group) == 1
-    mean, var, tracked, momentum, running = buffers
-    if alone and (
-        paths.move_running(mean, var, tracked, statistics, momentum, running)
-        or _move_at_once(buffers, statistics)
-    ):
+    if alone and (paths.move_running(buffers, statistics) or _move_at_once(buffers, statistics)):
         return
     share = _share(buffers, statistics)
     if alone:
@@ -76,6 +61,11 @@ def update_running(
         PENDING.setdefault((group, share.sums.device), []).append(Pending(buffers, share))
     else:
         _exchange([Pending(buffers, share)], group)
+
+
+def movable_now(buffers: Buffers, group: Group) -> Buffers | None:
+    """The buffers, if a forward that can may move them itself."""
+    return buffers if ranks_in(group) == 1 and not inside_backward() else None
 
 
 def settle_after_backward() -> None:
@@ -119,8 +109,8 @@ def _move_at_once(buffers: Buffers, statistics: Tensor) -> bool:
 
     On a CPU a small layer would otherwise spend a tenth of its time on these few numbers.
     """
-    mean, var, tracked, momentum, running = buffers
-    if running != "sequential" or momentum is None or type(statistics) is not Tensor:
+    mean, var, momentum = buffers.mean, buffers.var, buffers.momentum
+    if buffers.running != "sequential" or momentum is None or type(statistics) is not Tensor:
         return False
     if statistics.device.type != "cpu" or not mean.dtype == var.dtype == statistics.dtype:
         return False
@@ -129,8 +119,8 @@ def _move_at_once(buffers: Buffers, statistics: Tensor) -> bool:
     keep = (1 - momentum) ** len(weights)
     mean.addmv_(means, weights, beta=keep)
     var.addmv_(variances, weights, beta=keep)
-    if tracked is not None:
-        tracked.add_(len(weights))
+    if buffers.tracked is not None:
+        buffers.tracked.add_(len(weights))
     return True
 
 
@@ -158,7 +148,7 @@ def _cpu_weights(ghosts: int, momentum: float, dtype: torch.dtype) -> Tensor:
 
 def _apply(buffers: Buffers, shares: Sequence[Share]) -> None:
     """Move the running statistics by the ranks' shares, in the order of the ranks."""
-    _, _, tracked, momentum, running = buffers
+    tracked, momentum, running = buffers.tracked, buffers.momentum, buffers.running
     ghosts = sum(share.ghosts for share in shares)
     if tracked is not None:
         count = ghosts.to(torch.long).squeeze() if isinstance(ghosts, Tensor) else ghosts

@@ -1,11 +1,11 @@
-"""One small kernel for what would be a dozen tiny ones: the running statistics of a layer move."""
+"""How the running statistics of a layer move, in one go: for the end of the forward, or alone."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def running_kernel(
+def move(
     mean_ptr,
     var_ptr,
     tracked_ptr,
@@ -13,19 +13,18 @@ def running_kernel(
     moments_stride,
     ghosts,
     C,
-    count,
-    keep,
+    tracked_step,
+    kept_share,
     rate,
     log_decay,
-    TRACKED: tl.constexpr,
+    channel_C,
+    live_C,
+    counts,
     R: tl.constexpr,
-    BC: tl.constexpr,
 ):
-    """``r <- keep r + sum_k rate 2**(log_decay (K-1-k)) s_k``, for mean and variance alike."""
-    channel_C = tl.program_id(0) * BC + tl.arange(0, BC)
-    live_C = channel_C < C
-    mean_RC = tl.zeros((R, BC), tl.float32)
-    var_RC = tl.zeros((R, BC), tl.float32)
+    """``r <- kept r + sum_k rate 2**(log_decay (K-1-k)) s_k``, for mean and variance alike."""
+    mean_RC = tl.zeros((R, channel_C.shape[0]), tl.float32)
+    var_RC = tl.zeros((R, channel_C.shape[0]), tl.float32)
     for start in range(0, ghosts, R):
         ghost_R = start + tl.arange(0, R)
         age_R = tl.maximum(ghosts - 1 - ghost_R, 0).to(tl.float32)
@@ -33,11 +32,42 @@ def running_kernel(
         at_RC = ghost_R[:, None] * C + channel_C[None, :]
         live_RC = (ghost_R < ghosts)[:, None] & live_C[None, :]
         weight_RC = tl.where(live_RC, weight_R[:, None], 0.0)
-        mean_RC += weight_RC * tl.load(moments_ptr + at_RC, live_RC, other=0.0)
-        var_RC += weight_RC * tl.load(moments_ptr + moments_stride + at_RC, live_RC, other=0.0)
-    mean_C = keep * tl.load(mean_ptr + channel_C, live_C, other=0.0) + tl.sum(mean_RC, 0)
-    var_C = keep * tl.load(var_ptr + channel_C, live_C, other=0.0) + tl.sum(var_RC, 0)
+        # ".cg": from the L2 cache, where other multiprocessors' stores are seen.
+        one_RC = tl.load(moments_ptr + at_RC, live_RC, other=0.0, cache_modifier=".cg")
+        two_RC = tl.load(
+            moments_ptr + moments_stride + at_RC, live_RC, other=0.0, cache_modifier=".cg"
+        )
+        mean_RC += weight_RC * one_RC
+        var_RC += weight_RC * two_RC
+    mean_C = kept_share * tl.load(mean_ptr + channel_C, live_C, other=0.0) + tl.sum(mean_RC, 0)
+    var_C = kept_share * tl.load(var_ptr + channel_C, live_C, other=0.0) + tl.sum(var_RC, 0)
     tl.store(mean_ptr + channel_C, mean_C, live_C)
     tl.store(var_ptr + channel_C, var_C, live_C)
-    if TRACKED and tl.program_id(0) == 0:
-        tl.store(tracked_ptr, tl.load(tracked_ptr) + count)
+    if counts:
+        tl.store(tracked_ptr, tl.load(tracked_ptr) + tracked_step)
+
+
+@triton.jit
+def running_kernel(
+    mean_ptr,
+    var_ptr,
+    tracked_ptr,
+    moments_ptr,
+    moments_stride,
+    ghosts,
+    C,
+    tracked_step,
+    kept_share,
+    rate,
+    log_decay,
+    TRACKED: tl.constexpr,
+    R: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """`move`, for a block of channels."""
+    channel_C = tl.program_id(0) * BC + tl.arange(0, BC)
+    move(
+        mean_ptr, var_ptr, tracked_ptr, moments_ptr, moments_stride, ghosts, C, tracked_step,
+        kept_share, rate, log_decay, channel_C, channel_C < C,
+        TRACKED and tl.program_id(0) == 0, R,
+    )  # fmt: skip

@@ -59,6 +59,18 @@ def rows_to_add(count, FAN: tl.constexpr, TREE: tl.constexpr):
 
 
 @triton.jit
+def add_up_group(
+    parts_ptr, count, most_tiles, column_C, live_C, FAN: tl.constexpr, TREE: tl.constexpr
+):
+    """The two sums over a group, from those of its tiles or of bundles of them."""
+    width: tl.constexpr = 2 * column_C.shape[0]
+    if TREE:
+        parts_ptr += most_tiles * width
+    rest = rows_to_add(count, FAN, TREE)
+    return add_up(parts_ptr, parts_ptr + width // 2, rest, width, column_C, live_C, FAN)
+
+
+@triton.jit
 def arrive(
     parts_ptr,  # of the group: the sums of its tiles, then those of bundles of FAN tiles
     counters_ptr,  # of the group: its own, then one for each bundle
@@ -127,15 +139,21 @@ def span(U: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
-def load(ptr, at, keep, EVEN: tl.constexpr, AGAIN: tl.constexpr, STREAM: tl.constexpr):
-    """Values in fp32; with ``STREAM`` the cache is told whether they are soon read ``AGAIN``."""
+def fetch(ptr, at, keep, EVEN: tl.constexpr, AGAIN: tl.constexpr, STREAM: tl.constexpr):
+    """Values as they are; ``STREAM`` tells the cache whether they are soon read ``AGAIN``."""
     soon: tl.constexpr = "evict_last" if STREAM > 1 else ""
     never: tl.constexpr = "evict_first" if STREAM > 0 else ""
     policy: tl.constexpr = soon if AGAIN else never
     if EVEN:
-        return tl.load(ptr + at, eviction_policy=policy).to(tl.float32)
+        return tl.load(ptr + at, eviction_policy=policy)
     else:
-        return tl.load(ptr + at, keep, other=0.0, eviction_policy=policy).to(tl.float32)
+        return tl.load(ptr + at, keep, other=0.0, eviction_policy=policy)
+
+
+@triton.jit
+def load(ptr, at, keep, EVEN: tl.constexpr, AGAIN: tl.constexpr, STREAM: tl.constexpr):
+    """Values in fp32."""
+    return fetch(ptr, at, keep, EVEN, AGAIN, STREAM).to(tl.float32)
 
 
 @triton.jit
