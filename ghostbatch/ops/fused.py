@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ghostbatch.ops import kernels
 from ghostbatch.ops.buffers import Buffers
+from ghostbatch.ops.counters import counters
 from ghostbatch.ops.layouts import as_dense_as, in_rows, workable
 from ghostbatch.ops.running_kernel import running_kernel
 from ghostbatch.ops.tiling import Plan, Tuning, plan, tuning
@@ -164,17 +165,16 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
 
 
 def _scratch(x: Tensor, cut: Plan) -> tuple[Tensor, Tensor]:
-    """Room for the sums of tiles, and counters, which start at zero: the one thing cleared."""
+    """Room for the sums of tiles, and counters, which were zero before their first use."""
     groups = cut.ghosts * cut.blocks
     rows = groups * (max(cut.tiles, cut.last_tiles) + cut.bundles)
     parts = x.new_empty(rows * 2 * int(cut.constants["BC"]), dtype=torch.float32)
-    counters = 1 + groups * (1 + cut.bundles) + cut.blocks
-    return parts, x.new_zeros(counters, dtype=torch.int32)
+    return parts, counters(x.device, 1 + groups * (1 + cut.bundles) + cut.blocks)
 
 
 def _launch(kernel: Any, cut: Plan, *tensors: Any, **constants: bool) -> None:
     with _on(tensors[0].device):
-        kernel[(cut.grid,)](*tensors, *cut[:8], **constants, **cut.constants)
+        kernel[(cut.grid,)](*tensors, *cut[:9], **constants, **cut.constants)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

@@ -22,6 +22,7 @@ from ghostbatch.ops.tickets import (
     arrive,
     base_of,
     count_in,
+    draw,
     fetch,
     load,
     locate,
@@ -34,7 +35,7 @@ from ghostbatch.ops.tickets import (
     wait_for,
 )
 
-COUNTS = ["ghosts", "tiles", "last_tiles", "blocks", "delay", "aligned", "tracked_step"]
+COUNTS = ["ghosts", "tiles", "last_tiles", "blocks", "delay", "draws", "aligned", "tracked_step"]
 """Numbers of which nothing is worth knowing at compile time, so another batch compiles nothing."""
 
 # ----------------------------------------------------------------------------------------- forward
@@ -76,6 +77,7 @@ def forward_kernel(
     last_tiles,
     blocks,
     delay,
+    draws,
     S: tl.constexpr,
     PLANES: tl.constexpr,
     WEIGHT: tl.constexpr,
@@ -101,7 +103,7 @@ def forward_kernel(
     most_tiles = tl.maximum(tiles, last_tiles)
     bundles = tl.cdiv(most_tiles, FAN) if TREE else 0
     column_C = tl.arange(0, BC)
-    ticket = tl.atomic_add(counters_ptr, 1, sem="relaxed")
+    ticket, before = draw(counters_ptr, draws)
     while ticket < total + delay:
         if ticket < total:
             group, tile, count = locate(ticket, ghosts, tiles, last_tiles, blocks)
@@ -129,7 +131,17 @@ def forward_kernel(
             counter = counters_ptr + 1 + group * (1 + bundles)
             sum_C, square_C = tl.sum(sum_RC, 0), tl.sum(square_RC, 0)
             if arrive(
-                parts, counter, tile, count, most_tiles, sum_C, square_C, column_C, FAN, TREE
+                parts,
+                counter,
+                tile,
+                count,
+                most_tiles,
+                sum_C,
+                square_C,
+                column_C,
+                before,
+                FAN,
+                TREE,
             ):
                 sum_C, square_C = add_up_group(
                     parts, count, most_tiles, column_C, live_C, FAN, TREE
@@ -140,7 +152,7 @@ def forward_kernel(
                 if MOVING:
                     block = group % blocks
                     done = counters_ptr + 1 + ghosts * blocks * (1 + bundles) + block
-                    if count_in(done) == ghosts - 1:
+                    if count_in(done) == before * ghosts + ghosts - 1:
                         move(
                             mean_ptr, var_ptr, tracked_ptr, table_ptr, 2 * ghosts * C, ghosts, C,
                             tracked_step, kept_share, rate, log_decay, channel_C, live_C,
@@ -162,7 +174,7 @@ def forward_kernel(
             at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
             keep_RCU = (row_R1U < rows) & live_C[None, :, None]
             x_next = fetch(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-            wait_for(counter, rows_to_add(count, FAN, TREE) + 1)
+            wait_for(counter, (before + 1) * (rows_to_add(count, FAN, TREE) + 1))
             place = table_ptr + ghost * C + channel_C
             mean_C = tl.load(place, live_C, other=0.0, cache_modifier=".cg")
             invstd_C = tl.load(place + ghosts * C, live_C, other=0.0, cache_modifier=".cg")
@@ -182,7 +194,7 @@ def forward_kernel(
                     y_RCU = tl.where(y_RCU <= 0.0, 0.0, y_RCU)  # NaN stays NaN
                 store(y_ptr + base, at_RCU, y_RCU, keep_RCU, EVEN, STREAM)
 
-        ticket = tl.atomic_add(counters_ptr, 1, sem="relaxed") if LOOP else total + delay
+        ticket = draw(counters_ptr, draws)[0] if LOOP else total + delay
 
 
 # ---------------------------------------------------------------------------------------- backward
@@ -210,6 +222,7 @@ def backward_kernel(
     last_tiles,
     blocks,
     delay,
+    draws,
     S: tl.constexpr,
     PLANES: tl.constexpr,
     WEIGHT: tl.constexpr,
@@ -233,7 +246,7 @@ def backward_kernel(
     most_tiles = tl.maximum(tiles, last_tiles)
     bundles = tl.cdiv(most_tiles, FAN) if TREE else 0
     column_C = tl.arange(0, BC)
-    ticket = tl.atomic_add(counters_ptr, 1, sem="relaxed")
+    ticket, before = draw(counters_ptr, draws)
     while ticket < total + delay:
         if ticket < total:
             group, tile, count = locate(ticket, ghosts, tiles, last_tiles, blocks)
@@ -265,14 +278,16 @@ def backward_kernel(
             parts = parts_ptr + group.to(tl.int64) * (most_tiles + bundles) * (2 * BC)
             counter = counters_ptr + 1 + group * (1 + bundles)
             dot_C, sum_C = tl.sum(dot_RC, 0), tl.sum(sum_RC, 0)
-            if arrive(parts, counter, tile, count, most_tiles, dot_C, sum_C, column_C, FAN, TREE):
+            if arrive(
+                parts, counter, tile, count, most_tiles, dot_C, sum_C, column_C, before, FAN, TREE
+            ):
                 dot_C, sum_C = add_up_group(parts, count, most_tiles, column_C, live_C, FAN, TREE)
                 tl.store(sums_ptr + place, dot_C * invstd_C, live_C)
                 tl.store(sums_ptr + ghosts * C + place, sum_C, live_C)
                 count_in(counter)
                 block = group % blocks
                 done = counters_ptr + 1 + ghosts * blocks * (1 + bundles) + block
-                if count_in(done) == ghosts - 1:
+                if count_in(done) == before * ghosts + ghosts - 1:
                     dot_C, sum_C = add_up(
                         sums_ptr, sums_ptr + ghosts * C, ghosts, C, channel_C, live_C, FAN
                     )
@@ -297,7 +312,7 @@ def backward_kernel(
             keep_RCU = (row_R1U < rows) & live_C[None, :, None]
             x_next = fetch(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
             dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-            wait_for(counter, rows_to_add(count, FAN, TREE) + 1)
+            wait_for(counter, (before + 1) * (rows_to_add(count, FAN, TREE) + 1))
             scale = 1.0 / rows.to(tl.float32)
             dot_C = tl.load(sums_ptr + place, live_C, other=0.0, cache_modifier=".cg")
             sum_C = tl.load(sums_ptr + ghosts * C + place, live_C, other=0.0, cache_modifier=".cg")
@@ -321,4 +336,4 @@ def backward_kernel(
                 if RESIDUAL:
                     store(dresidual_ptr + base, at_RCU, dy_RCU, keep_RCU, EVEN, STREAM)
 
-        ticket = tl.atomic_add(counters_ptr, 1, sem="relaxed") if LOOP else total + delay
+        ticket = draw(counters_ptr, draws)[0] if LOOP else total + delay

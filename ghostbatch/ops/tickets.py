@@ -10,6 +10,17 @@ import triton.language as tl
 
 
 @triton.jit
+def draw(counters_ptr, draws):
+    """The next ticket, and how often this kernel has run before with these counters.
+
+    They are never reset: each run makes as many ``draws``, and counts every counter up by as much.
+    """
+    drawn = tl.atomic_add(counters_ptr, 1, sem="relaxed")
+    before = drawn // draws
+    return (drawn - before * draws).to(tl.int32), before
+
+
+@triton.jit
 def locate(ticket, ghosts, tiles, last_tiles, blocks):
     """The group of a ticket, the number of its tile within the group, and the group's tiles."""
     before = (ghosts - 1) * blocks
@@ -80,6 +91,7 @@ def arrive(
     one_C,
     two_C,
     column_C,
+    before,
     FAN: tl.constexpr,
     TREE: tl.constexpr,
 ):
@@ -95,7 +107,7 @@ def arrive(
     if TREE:
         bundle = tile // FAN
         size = tl.minimum(count - bundle * FAN, FAN)
-        last = count_in(counters_ptr + 1 + bundle) == size - 1
+        last = count_in(counters_ptr + 1 + bundle) == before * size + size - 1
         if last:
             parts = parts_ptr + bundle * (FAN * width)
             every_C = column_C >= 0
@@ -103,9 +115,10 @@ def arrive(
             place = parts_ptr + (most_tiles + bundle) * width + column_C
             tl.store(place, one_C)
             tl.store(place + width // 2, two_C)
-            last = count_in(counters_ptr) == tl.cdiv(count, FAN) - 1
+            rest = tl.cdiv(count, FAN)
+            last = count_in(counters_ptr) == before * (rest + 1) + rest - 1
     else:
-        last = count_in(counters_ptr) == count - 1
+        last = count_in(counters_ptr) == before * (count + 1) + count - 1
     return last
 
 

@@ -51,6 +51,8 @@ class Plan(NamedTuple):
     last_tiles: int
     blocks: int
     delay: int
+    draws: int
+    """Of tickets, in all, also those that are none."""
     grid: int
     reach: int
     """An upper bound of offsets within a tile."""
@@ -76,19 +78,19 @@ def tuning(
 ) -> Tuning:
     """Settings that do well on an H200: those of a sweep over five shapes, with ghosts of 128."""
     values, pixels = _product(shape), _product(shape[2:])
-    # In rows, a line of the cache (128 bytes) at a stretch; in planes, half a kilobyte.
-    channels = max(1, 512 // pixels) if planes else 128 // dtype.itemsize
+    # In rows, a line of the cache or two (128 bytes) at a stretch; in planes, half a kilobyte.
+    channels = max(1, 512 // pixels) if planes else 64
     base = Tuning(channels=channels)
     small = values * dtype.itemsize <= CACHED
     group = min(ghost, shape[0]) * pixels * min(channels, shape[1]) * dtype.itemsize
     if planes:
         base = replace(base, subtiles=1, lookahead=264 if backward or not small else 1056)
     elif dtype.itemsize == 4:
-        base = replace(base, subtiles=2, vectors=4 if backward else 8)
-    elif backward and small:
-        base = replace(base, vectors=4, subtiles=4, lookahead=66)
+        base = replace(base, lookahead=528 if group > LARGE else 264)
+    elif backward and (small or group > LARGE):
+        base = replace(base, vectors=4, subtiles=4, lookahead=66 if small else 132)
     elif backward:
-        base = replace(base, registers=160, lookahead=264 if group > LARGE else 96)
+        base = replace(base, registers=160, lookahead=66)
     else:
         lookahead = 1056 if small else 528 if group > LARGE else 132
         base = replace(base, registers=96, lookahead=lookahead)
@@ -138,9 +140,12 @@ def plan(
         "num_stages": 1,
         "maxnreg": settings.registers,
     }
+    tickets = total + delay
+    grid = min(settings.programs * multiprocessors or tickets, tickets)
     return Plan(
         *(len(sizes), C // align, ghost_rows, last_rows, tiles, last_tiles, blocks, delay),
-        grid=min(settings.programs * multiprocessors or total + delay, total + delay),
+        draws=tickets + grid if settings.programs else tickets,
+        grid=grid,
         reach=C * (step + 2 * S if planes else step),
         constants=constants,
     )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+import ghostbatch as gb
 from ghostbatch.ops import ghost_batch_norm, ghost_batch_norm_reference, ghost_sizes, paths, plain
 
 pytest.importorskip("triton")
@@ -208,6 +209,37 @@ def test_second_derivatives_are_those_of_the_twin(with_residual):
         grads = torch.autograd.grad(y.pow(3).sum(), leaves, create_graph=True)
         found.append([*grads, *torch.autograd.grad(sum(g.pow(2).sum() for g in grads), leaves)])
     assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("programs", [0, 2])
+def test_counters_can_be_used_again_by_the_same_kernel(programs, monkeypatch):
+    """As the kernels of a CUDA graph do, whose counters are cleared only once."""
+    settings = replace(SMALL, vectors=1, fan=2, programs=programs)
+    monkeypatch.setattr(fused, "tuning", lambda *_: settings)
+    kept, calls = {}, []
+
+    def same_each_round(device, count):
+        calls.append(count)
+        return kept.setdefault(len(calls) % 2, torch.zeros(count, dtype=torch.int64, device=device))
+
+    monkeypatch.setattr(fused, "counters", same_each_round)
+    x, dy = draw(11, 5, 3, 3), draw(11, 5, 3, 3, seed=1)
+    weight, bias = torch.rand(5), torch.rand(5)
+    rounds = [
+        outcome(ghost_batch_norm, x, dy, weight, bias, None, wide=False, ghost=4) for _ in range(4)
+    ]
+    assert len(calls) == 8
+    assert all(int(counter[0]) > 0 for counter in kept.values())
+    for again in rounds[1:]:
+        assert_close(again, rounds[0], rtol=0, atol=0)
+
+
+def test_a_training_step_is_two_kernels_and_moves_the_running_statistics(launches):
+    layer = gb.GhostBatchNorm2d(4, ghost=3)
+    layer(draw(6, 4, 2, 2).requires_grad_()).sum().backward()
+    assert [kernel.__name__ for kernel in launches] == ["forward_kernel", "backward_kernel"]
+    assert int(layer.num_batches_tracked) == 2
+    assert layer.running_mean.abs().min() > 0
 
 
 # -------------------------------------------------------------------------------- how tiles are cut
