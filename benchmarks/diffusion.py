@@ -29,7 +29,7 @@ def main() -> None:
     options.add_argument("--device", default="cpu")
     options.add_argument("--model", default="resnet44")
     options.add_argument("--samples", type=int, default=50_000, help="images of the scan")
-    options.add_argument("--batch", type=int, default=1000, help="images at a time in the scan")
+    options.add_argument("--batch", type=int, default=5000, help="images at a time in the scan")
     options.add_argument("--directions", type=int, default=10, help="that are timed")
     chosen = options.parse_args()
     torch.backends.cudnn.benchmark = True

@@ -6,6 +6,7 @@ is what the bytes that must cross device memory take at the copy bandwidth measu
 five passes over the tensor (read x, write y; read x and dy, write dx), eight with a residual.
 """
 
+import gc
 from collections.abc import Callable, Iterator
 from math import prod
 from statistics import median
@@ -151,6 +152,7 @@ def peak(step: Step) -> int:
     """Bytes that a step needs beyond its inputs, at its worst moment."""
     step()
     torch.cuda.synchronize()
+    gc.collect()  # what others left behind must not go while this is measured
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     step()
