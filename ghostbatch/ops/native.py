@@ -1,19 +1,14 @@
 """Ghosts of some size on a CPU, by PyTorch's own sums over each. See `plain` for the shapes."""
 
-from itertools import islice
-
 import torch
 from torch import Tensor
 
-from ghostbatch.ops.waves import Statistics, forward_wave, room_for, spread
+from ghostbatch.ops.waves import Statistics, forward_wave, room_for
 
 FAR = 10.0
 """Deviations between zero and a channel's mean up to which PyTorch's CPU statistics are used.
 
 A mean that is good to 1e-3 then leaves the variance good to 1e-4."""
-
-WAVE = 1 << 21
-"""Values whose statistics are taken before they are worked on together, while in the cache."""
 
 SUMS = [False, True, True]
 """Not the gradient of the input, but those of weight and bias."""
@@ -22,23 +17,16 @@ SUMS = [False, True, True]
 def forward_native(
     x_KRC: Tensor, y_KRC: Tensor, part: Statistics, scale: Tensor, shift: Tensor, eps: float
 ) -> None:
-    """Statistics by PyTorch, ghost by ghost, and the result for a few of them at a time.
+    """Ghost by ghost, by PyTorch, which writes everything where it belongs.
 
     With momentum 1 its "running" statistics are the ghost's own, unbiased variance included. It
     sums in fp32 one by one, so the mean is good to three digits only, and its error, squared, ends
     in the variance: a ghost where that is too much is done again in waves.
     """
-    count = x_KRC.shape[1]
-    least = torch.full_like(scale, eps)
-    step = max(1, WAVE // x_KRC[0].numel())
-    ghosts = zip(_images(x_KRC), part.mean, part.variance, strict=True)
-    waves = (t.split(step) for t in (x_KRC, y_KRC, *(spread(t, x_KRC) for t in part)))
-    for x, y, mean, invstd, unbiased in zip(*waves, strict=True):
-        for image, m, v in islice(ghosts, len(x)):
-            torch.batch_norm_update_stats(image, m, v, 1.0)
-        torch.rsqrt(torch.add(least, unbiased, alpha=(count - 1) / count), out=invstd)
-        slope = scale * invstd
-        torch.addcmul(torch.addcmul(shift, mean, slope, value=-1), x, slope, out=y)
+    unused = torch.zeros_like(scale)
+    for x, y, mean, invstd, unbiased in zip(_images(x_KRC), _images(y_KRC), *part, strict=True):
+        statistics = (unused, unbiased, True, 1.0, eps)
+        torch.native_batch_norm(x, scale, shift, *statistics, out=(y, mean, invstd))
     far = part.mean * part.invstd
     if torch.linalg.vector_norm(far, torch.inf) <= FAR:
         return

@@ -17,7 +17,6 @@ from ghostbatch.ops import (
     ghost_batch_norm,
     ghost_batch_norm_reference,
     ghost_sizes,
-    native,
     plain,
 )
 
@@ -28,9 +27,7 @@ PATHS = {  # how much is worked on at a time, and whether PyTorch's kernels do t
     "one wave": (NEVER, False),
     "a wave holds a few ghosts": (64, False),
     "a ghost at a time": (1, False),
-    "native": (NEVER, True),
-    "native, a few ghosts at a time": (64, True),
-    "native, a ghost at a time": (1, True),
+    "native": (plain.WAVE, True),
 }
 
 
@@ -39,7 +36,6 @@ def path(request, monkeypatch):
     """Make small shapes take each path of the plain code."""
     wave, by_pytorch = request.param
     monkeypatch.setattr(plain, "WAVE", wave)
-    monkeypatch.setattr(native, "WAVE", wave)
     if by_pytorch is not None:
         monkeypatch.setattr(plain, "NATIVE_FORWARD", 1 if by_pytorch else NEVER)
         monkeypatch.setattr(plain, "NATIVE_BACKWARD", 1 if by_pytorch else NEVER)
