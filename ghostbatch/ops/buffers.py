@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Buffers:
     """What moves, and how."""
 

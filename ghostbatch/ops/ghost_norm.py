@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ghostbatch.ops import paths, plain
 from ghostbatch.ops.buffers import Buffers
+from ghostbatch.ops.counters import make_store
 from ghostbatch.ops.ranks import LOCAL, Group, ranks_in
 from ghostbatch.ops.reference import (
     ACTIVATIONS,
@@ -195,6 +196,8 @@ class GhostNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         """As `paths.forward`."""
+        if paths.kernels_serve(inputs[0]):
+            make_store(inputs[0].device)
         output = paths.forward(*inputs)
         ctx.mark_non_differentiable(output[1])
         GhostNorm.save(ctx, inputs, output)

@@ -149,10 +149,10 @@ def forward_kernel(
                 place = table_ptr + ghost * C + channel_C
                 note(place, ghosts * C, rows.to(tl.float32), sum_C, square_C, shift_C, eps, live_C)
                 count_in(counter)
-                if MOVING:
-                    block = group % blocks
-                    done = counters_ptr + 1 + ghosts * blocks * (1 + bundles) + block
-                    if count_in(done) == before * ghosts + ghosts - 1:
+                block = group % blocks
+                done = counters_ptr + 1 + ghosts * blocks * (1 + bundles) + block
+                if count_in(done) == before * ghosts + ghosts - 1:  # noqa: SIM102 (counts anyway)
+                    if MOVING:
                         move(
                             mean_ptr, var_ptr, tracked_ptr, table_ptr, 2 * ghosts * C, ghosts, C,
                             tracked_step, kept_share, rate, log_decay, channel_C, live_C,

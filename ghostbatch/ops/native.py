@@ -30,7 +30,7 @@ def forward_native(
     far = part.mean * part.invstd
     if torch.linalg.vector_norm(far, torch.inf) <= FAR:
         return
-    for k in (far.abs().amax(1) > FAR).nonzero().flatten().tolist():
+    for k in (~(far.abs().amax(1) <= FAR)).nonzero().flatten().tolist():
         one = slice(k, k + 1)
         room = room_for(x_KRC[one], None, part.mean.dtype)
         again = Statistics(*(values[one] for values in part))
@@ -73,6 +73,7 @@ def backward_native(
             torch.addcmul(dy_k, x_k, slope.unsqueeze(1), out=dx_k)
             dx_k.mul_(gain_k.unsqueeze(1)).add_(level.unsqueeze(1))
     torch.div(torch.stack(sums[::2]), invstd, out=dot).mul_(-count)
+    dot.masked_fill_(invstd == 0, 0)  # where the variance is beyond all numbers
     torch.stack(sums[1::2], out=total)
 
 

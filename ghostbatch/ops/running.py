@@ -114,6 +114,8 @@ def _move_at_once(buffers: Buffers, statistics: Tensor) -> bool:
         return False
     if statistics.device.type != "cpu" or not mean.dtype == var.dtype == statistics.dtype:
         return False
+    if momentum >= 1 or not mean.dim() == var.dim() == 1:
+        return False
     means, variances = statistics.transpose(1, 2)
     weights = _cpu_weights(means.shape[1], momentum, statistics.dtype)
     keep = (1 - momentum) ** len(weights)
@@ -130,7 +132,8 @@ def _share(buffers: Buffers, statistics: Tensor) -> Share:
     if buffers.running == "mean" or buffers.momentum is None:
         return Share(ghosts, statistics.sum(1))
     weights = _weights(ghosts, buffers.momentum, statistics.dtype, statistics.device)
-    return Share(ghosts, torch.stack([weights @ moment for moment in statistics]))
+    # No matrix product: autocast would round it.
+    return Share(ghosts, (weights[:, None] * statistics).sum(1))
 
 
 def _weights(ghosts: int, momentum: float, dtype: torch.dtype, device: torch.device) -> Tensor:

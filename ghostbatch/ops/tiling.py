@@ -74,7 +74,7 @@ LARGE = 8 << 20
 
 @lru_cache(maxsize=1024)
 def tuning(
-    shape: tuple[int, ...], dtype: torch.dtype, planes: bool, backward: bool, ghost: int = 128
+    shape: tuple[int, ...], dtype: torch.dtype, planes: bool, backward: bool, ghost: int
 ) -> Tuning:
     """Settings that do well on an H200: those of a sweep over five shapes, with ghosts of 128."""
     values, pixels = _product(shape), _product(shape[2:])

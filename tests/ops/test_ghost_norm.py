@@ -19,6 +19,8 @@ from ghostbatch.ops import (
     ghost_sizes,
     plain,
 )
+from ghostbatch.ops.buffers import Buffers
+from ghostbatch.ops.running import _share
 
 BOTH = pytest.mark.parametrize("norm", [ghost_batch_norm_reference, ghost_batch_norm])
 NEVER = 1 << 40
@@ -376,3 +378,49 @@ def test_one_value_per_channel_is_refused_in_training_and_moves_nothing(shape, g
         ghost_batch_norm(draw(*shape), *kept, ghost=ghost, num_batches_tracked=tracked)
     assert_close([*kept, tracked], [draw(3), draw(3), torch.tensor(0)], rtol=0, atol=0)
     ghost_batch_norm(draw(*shape), *kept, ghost=ghost, training=False)
+
+
+# ------------------------------------------------------------------------- large ghosts on a CPU
+
+
+LARGE = (256, 128, 4, 4)  # two ghosts of 2^18 values: as shipped, PyTorch's kernels do the work
+
+
+@pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_large_ghosts_as_shipped_equal_the_reference(kind):
+    assert 128 * 128 * 16 >= plain.NATIVE_BACKWARD >= plain.NATIVE_FORWARD
+    x, dy = (draw(*LARGE, seed=s).contiguous(memory_format=kind) for s in (0, 1))
+    found = []
+    for norm in (ghost_batch_norm, ghost_batch_norm_reference):
+        leaf, weight, bias = (t.clone().requires_grad_() for t in (x, x[0, :, 0, 0], x[1, :, 0, 0]))
+        kept = [torch.zeros(128, dtype=x.dtype), torch.ones(128, dtype=x.dtype)]
+        y = norm(leaf, *kept, weight, bias, ghost=128)
+        found.append([y.detach(), *torch.autograd.grad(y, [leaf, weight, bias], dy), *kept])
+    assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_large_ghost_beyond_all_variance_has_no_gradient(kind):
+    x = (draw(*LARGE, dtype=torch.float32) * 1e30).contiguous(memory_format=kind).requires_grad_()
+    weight = torch.ones(128, requires_grad=True)
+    y = ghost_batch_norm(x, None, None, weight, ghost=128)
+    dx, dweight = torch.autograd.grad(y, [x, weight], torch.ones_like(y))
+    assert dweight.abs().max() == 0
+    assert dx.isfinite().all()
+
+
+def test_a_nan_in_one_channel_leaves_a_far_channel_sound():
+    x = torch.randn(256, 128, 4, 4, generator=torch.Generator().manual_seed(0)) + 1e4
+    x = x.contiguous(memory_format=torch.channels_last)
+    x[:, 0] = torch.nan
+    y = ghost_batch_norm(x, ghost=128)
+    assert y[:, 1].std().item() == pytest.approx(1, rel=1e-2)
+    assert y[:, 0].isnan().all()
+
+
+def test_autocast_does_not_round_what_ranks_share():
+    moments = draw(2, 6, 5, dtype=torch.float32) * 1000
+    buffers = Buffers(torch.zeros(5), torch.ones(5), None, 0.1, "sequential")
+    expected = _share(buffers, moments).sums
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(_share(buffers, moments).sums, expected, rtol=0, atol=0)

@@ -21,6 +21,8 @@ if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels are no longer interpreted", allow_module_level=True)
 
 from ghostbatch.ops import fused
+from ghostbatch.ops.buffers import Buffers
+from ghostbatch.ops.running import _apply, _share
 
 SMALL = fused.Tuning(warps=1, vectors=2, subtiles=2, channels=16, programs=2)
 TOLERANCE = {
@@ -232,6 +234,26 @@ def test_counters_can_be_used_again_by_the_same_kernel(programs, monkeypatch):
     assert all(int(counter[0]) > 0 for counter in kept.values())
     for again in rounds[1:]:
         assert_close(again, rounds[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("running", ["sequential", "mean"])
+@pytest.mark.parametrize("momentum", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("shape", [(2, 1, 3), (2, 70, 33)], ids=str)
+def test_running_statistics_moved_alone_are_those_moved_in_the_forward(running, momentum, shape):
+    """Compiled code has an operator for them, and a kernel of their own."""
+    moments = draw(*shape)
+    found = []
+    for move in (paths.move_running, lambda b, m: _apply(b, [_share(b, m)])):
+        buffers = Buffers(
+            torch.full((shape[2],), 3.0),
+            torch.ones(shape[2]),
+            torch.tensor(5),
+            momentum,
+            running,
+        )
+        assert move(buffers, moments) in (True, None)
+        found.append([buffers.mean, buffers.var, buffers.tracked])
+    assert_close(found[0], found[1])
 
 
 def test_a_training_step_is_two_kernels_and_moves_the_running_statistics(launches):
