@@ -1,5 +1,6 @@
 """The processes that train one model together; one process is the case of one rank."""
 
+import gc
 import inspect
 import os
 import time
@@ -114,9 +115,19 @@ def joined(device: torch.device) -> Iterator[Ranks]:
         try:
             yield Ranks(dist.get_rank(), dist.get_world_size())
         finally:
-            dist.destroy_process_group()
+            leave()
     else:
         yield Ranks()
+
+
+def leave() -> None:
+    """Leave the process group for good.
+
+    A model under DDP keeps it alive, in cycles that only the collector finds. Left to the end of
+    the process, its threads now and then abort it: "terminate called without an active exception".
+    """
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def agree_on_name(store: Any, rank: int, world: int) -> str:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ghostbatch as gb
 from ghostbatch.diagnostics import distance
+from ghostbatch.train.ranks import leave
 
 
 def network():
@@ -148,4 +149,4 @@ if __name__ == "__main__":
             dist.barrier()
             if dist.get_rank() == 0:
                 print(name, "holds", flush=True)
-    dist.destroy_process_group()
+    leave()

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ghostbatch as gb
 from ghostbatch.ops import ranks
+from ghostbatch.train.ranks import leave
 
 GHOST, SHARD = 8, 32
 
@@ -266,4 +267,4 @@ if __name__ == "__main__":
             dist.barrier()
             if dist.get_rank() == 0:
                 print(name, "holds", flush=True)
-    dist.destroy_process_group()
+    leave()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ghostbatch.nn import to_whole
+from ghostbatch.train.ranks import leave
 
 SHARD = 6
 
@@ -116,4 +117,4 @@ if __name__ == "__main__":
             dist.barrier()
             if dist.get_rank() == 0:
                 print(name, "holds", flush=True)
-    dist.destroy_process_group()
+    leave()

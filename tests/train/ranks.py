@@ -15,6 +15,7 @@ from torch import nn
 
 from ghostbatch import Recipe, Regime, train
 from ghostbatch.nn import MODELS
+from ghostbatch.train.ranks import leave
 
 
 def dropping(num_classes=10, *, in_channels=1, image_size=28):
@@ -63,4 +64,4 @@ if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.distributed.init_process_group("gloo")
     main(Path(sys.argv[1]), torch.distributed.get_world_size())
-    torch.distributed.destroy_process_group()
+    leave()
