@@ -23,9 +23,8 @@ def forward_native(
     sums in fp32 one by one, so the mean is good to three digits only, and its error, squared, ends
     in the variance: a ghost where that is too much is done again in waves.
     """
-    unused = torch.zeros_like(scale)
     for x, y, mean, invstd, unbiased in zip(_images(x_KRC), _images(y_KRC), *part, strict=True):
-        statistics = (unused, unbiased, True, 1.0, eps)
+        statistics = (mean, unbiased, True, 1.0, eps)  # the mean is written twice
         torch.native_batch_norm(x, scale, shift, *statistics, out=(y, mean, invstd))
     far = part.mean * part.invstd
     if torch.linalg.vector_norm(far, torch.inf) <= FAR:
@@ -49,12 +48,11 @@ def backward_native(
 ) -> None:
     """As `backward_wave`, with the sums taken by PyTorch, ghost by ghost.
 
-    To PyTorch they are the gradients of a weight of one and of a bias; given the right "deviation",
-    the weight's is the slope in dx = gain (dy + slope x) + level. PyTorch's own dx would have to be
-    copied into its place, which costs more than to compute it there.
+    To PyTorch they are the gradients of a weight, which may be missing, and of a bias; given the
+    right "deviation", the weight's is the slope in dx = gain (dy + slope x) + level. PyTorch's own
+    dx would have to be copied into its place, which costs more than to compute it there.
     """
     count = x[0].numel() // mean.shape[1]
-    ones = torch.ones_like(mean[0])
     sums: list[Tensor] = []
     images, ghosts = (_images(dy), _images(x)), (x.unbind(), dy.unbind(), dx.unbind())
     tables = (mean, invstd.square().div_(-count), gain, gain / -count)
@@ -62,7 +60,7 @@ def backward_native(
     for dy_image, x_image, x_k, dy_k, dx_k, m, factor, gain_k, share in zip(
         *images, *ghosts, *tables, strict=True
     ):
-        arguments = (dy_image, x_image, ones, None, None, m, factor, True, 0.0, SUMS)
+        arguments = (dy_image, x_image, None, None, None, m, factor, True, 0.0, SUMS)
         _, slope, bias = torch.ops.aten.native_batch_norm_backward.default(*arguments)
         level = torch.addcmul(bias, slope, m, value=count).mul_(share)
         sums += slope, bias
@@ -72,8 +70,8 @@ def backward_native(
         else:
             torch.addcmul(dy_k, x_k, slope.unsqueeze(1), out=dx_k)
             dx_k.mul_(gain_k.unsqueeze(1)).add_(level.unsqueeze(1))
-    torch.div(torch.stack(sums[::2]), invstd, out=dot).mul_(-count)
-    dot.masked_fill_(invstd == 0, 0)  # where the variance is beyond all numbers
+    tiny = torch.finfo(invstd.dtype).tiny  # where the variance is beyond all numbers, 0 / 0 is 0
+    torch.div(torch.stack(sums[::2]), invstd.clamp_min(tiny), out=dot).mul_(-count)
     torch.stack(sums[1::2], out=total)
 
 
