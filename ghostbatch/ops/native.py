@@ -52,7 +52,7 @@ def backward_native(
     right "deviation", the weight's is the slope in dx = gain (dy + slope x) + level. PyTorch's own
     dx would have to be copied into its place, which costs more than to compute it there.
     """
-    count = x[0].numel() // mean.shape[1]
+    count = x.numel() // mean.numel()
     sums: list[Tensor] = []
     images, ghosts = (_images(dy), _images(x)), (x.unbind(), dy.unbind(), dx.unbind())
     tables = (mean, invstd.square().div_(-count), gain, gain / -count)

@@ -80,8 +80,9 @@ def backward(
 
 def move_running(buffers: Buffers, moments: Tensor) -> bool:
     """Move the running statistics by the ghosts' (2, K, C) if a kernel can; say whether it did."""
-    contiguous = moments[0].is_contiguous() and moments.dtype == torch.float32
-    if not (buffers.suit_kernels and contiguous) or (fused := _kernels_for(moments)) is None:
+    if not buffers.suit_kernels or (fused := _kernels_for(moments)) is None:
+        return False
+    if moments.dtype != torch.float32 or not moments[0].is_contiguous():
         return False
     try:
         fused.move_running(buffers, moments)

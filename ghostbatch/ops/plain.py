@@ -100,7 +100,7 @@ def backward(
     dense, out = workable(x, dx)
     dy = as_dense_as(dense, dy)
     sizes = ghost_sizes(x.shape[0], ghost)
-    sums = torch.empty_like(statistics[:2])  # of dy xhat, and of dy
+    sums = mean.new_empty(2, *mean.shape)  # of dy xhat, and of dy
     gain = invstd if weight is None else weight.to(mean.dtype) * invstd
     native = _is_large(dense, sizes, NATIVE_BACKWARD)
     room: Tensor | None = None
@@ -134,7 +134,7 @@ def _affine_again(
 def _is_large(x: Tensor, sizes: tuple[int, ...], least: int) -> bool:
     """Whether PyTorch's own CPU kernels, called ghost by ghost, are worth their calls."""
     exact = x.dtype in (torch.float32, torch.float64)
-    return x.device.type == "cpu" and exact and sizes[0] * x[0].numel() >= least
+    return x.device.type == "cpu" and exact and sizes[0] * (x.numel() // len(x)) >= least
 
 
 # -------------------------------------------------------------------------------------------- waves
@@ -153,7 +153,7 @@ def _waves(
     first = batches[0]
     count, ghost = len(sizes), sizes[0]
     even = count if sizes[-1] == ghost else count - 1  # the last ghost may be of another size
-    values = ghost * first[0].numel()
+    values = ghost * (first.numel() // len(first))
     step = count if all_at_once or first.device.type != "cpu" else max(1, WAVE // values)
     if even == count:
         parts = [(*(_ghosts(batch, count) for batch in batches), *tables)]
