@@ -131,18 +131,9 @@ def forward_kernel(
             counter = counters_ptr + 1 + group * (1 + bundles)
             sum_C, square_C = tl.sum(sum_RC, 0), tl.sum(square_RC, 0)
             if arrive(
-                parts,
-                counter,
-                tile,
-                count,
-                most_tiles,
-                sum_C,
-                square_C,
-                column_C,
-                before,
-                FAN,
-                TREE,
-            ):
+                parts, counter, tile, count, most_tiles, sum_C, square_C, column_C, before,
+                FAN, TREE,
+            ):  # fmt: skip
                 sum_C, square_C = add_up_group(
                     parts, count, most_tiles, column_C, live_C, FAN, TREE
                 )
