@@ -20,9 +20,17 @@ class Buffers:
     moved: bool = False
     """Whether the forward has seen to it."""
 
-    @property
-    def suit_kernels(self) -> bool:
-        """Whether a kernel can move them."""
+    def suit(self, dtype: torch.dtype) -> bool:
+        """Whether a kernel that computes statistics of this dtype can move them."""
         if self.momentum is None or not 0 <= self.momentum <= 1:
             return False
-        return all(t.dtype == torch.float32 and t.is_contiguous() for t in (self.mean, self.var))
+        if self.tracked is not None and self.tracked.dtype != torch.long:
+            return False
+        return all(t.dtype == dtype and t.is_contiguous() for t in (self.mean, self.var))
+
+    def have_moved(self) -> None:
+        """Tell autograd and the caller what a kernel has done."""
+        self.moved = True
+        for buffer in (self.mean, self.var, self.tracked):
+            if buffer is not None:
+                torch.autograd.graph.increment_version(buffer)

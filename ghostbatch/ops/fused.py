@@ -59,7 +59,7 @@ def forward(
     cut = plan_for(dense, ghost, settings, backward=False)
     table = x.new_empty(3, cut.ghosts, x.shape[1], dtype=torch.float32)
     parts, counters = _scratch(x, cut)
-    moving = moving if moving is not None and moving.suit_kernels else None
+    moving = moving if moving is not None and moving.suit(torch.float32) else None
     _launch(
         kernels.forward_kernel,
         cut,
@@ -78,7 +78,7 @@ def forward(
     if out is not y:
         y.copy_(out)
     if moving is not None:
-        _moved(moving)
+        moving.have_moved()
     return y, table
 
 
@@ -132,7 +132,7 @@ def move_running(buffers: Buffers, moments: Tensor) -> None:
             R=min(triton.next_power_of_2(ghosts), 64),
             BC=block,
         )
-    _moved(buffers)
+    buffers.have_moved()
 
 
 def _places(buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,14 +149,6 @@ def _schedule(buffers: Buffers, ghosts: int) -> tuple[int, float, float, float]:
     if buffers.running == "mean":
         return 1, decay, momentum / ghosts, 0.0
     return ghosts, decay**ghosts, momentum, math.log2(decay) if decay > 0 else -1e30
-
-
-def _moved(buffers: Buffers) -> None:
-    """What autograd and the caller have to know of buffers that a kernel has moved."""
-    buffers.moved = True
-    for moved in (buffers.mean, buffers.var, buffers.tracked):
-        if moved is not None:
-            torch.autograd.graph.increment_version(moved)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

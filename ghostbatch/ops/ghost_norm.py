@@ -196,7 +196,7 @@ class GhostNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         """As `paths.forward`."""
-        if paths.kernels_serve(inputs[0]):
+        if paths.triton_serves(inputs[0]):
             make_store(inputs[0].device)
         output = paths.forward(*inputs)
         ctx.mark_non_differentiable(output[1])

@@ -1,9 +1,10 @@
 """Which code does the work of ghost norm: kernels where they serve, else plain tensor code.
 
-The kernels serve CUDA tensors of three dtypes. Triton is imported when the first one arrives, and a
-Triton that does not work is given up with one warning. GHOSTBATCH_KERNELS=0 turns the kernels off;
-GHOSTBATCH_KERNELS=interpret runs them on CPU tensors in Triton's interpreter, for tests
-(TRITON_INTERPRET=1 must be set, too, before Triton is imported).
+Triton's kernels serve CUDA tensors of three dtypes. Triton is imported when the first one arrives,
+and given up with one warning if it does not work. On a CPU, kernels in C serve where a compiler is
+at hand (see `cpu_build`). GHOSTBATCH_KERNELS=0 turns both off; GHOSTBATCH_KERNELS=interpret runs
+those for CUDA on CPU tensors in Triton's interpreter, for tests (TRITON_INTERPRET=1 must be set,
+too, before Triton is imported).
 """
 
 import os
@@ -13,7 +14,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ghostbatch.ops import plain
+from ghostbatch.ops import cpu, plain
 from ghostbatch.ops.buffers import Buffers
 
 SWITCH = "GHOSTBATCH_KERNELS"
@@ -24,7 +25,12 @@ _broken: list[str] = []
 
 
 def kernels_serve(x: Tensor) -> bool:
-    """Whether a batch goes to the kernels, as far as its device and dtype can tell."""
+    """Whether a batch goes to kernels, as far as its device and dtype can tell."""
+    return triton_serves(x) or _c_serves(x)
+
+
+def triton_serves(x: Tensor) -> bool:
+    """Whether it goes to Triton's."""
     if x.dtype not in DTYPES or _broken or not x.numel():
         return False
     switch = os.environ.get(SWITCH, "1")
@@ -32,6 +38,11 @@ def kernels_serve(x: Tensor) -> bool:
         # A GPU that speaks HIP has other caches and waves of 64: nobody has measured there.
         return switch != "0" and torch.version.hip is None
     return x.device.type == "cpu" and switch == "interpret"
+
+
+def _c_serves(x: Tensor) -> bool:
+    """Whether it goes to those for a CPU."""
+    return os.environ.get(SWITCH, "1") not in ("0", "interpret") and cpu.serves(x)
 
 
 def forward(
@@ -45,7 +56,7 @@ def forward(
     moving: Buffers | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `plain.forward`, by whatever is fastest; kernels move running statistics on the way."""
-    if (fused := _kernels_for(x)) is not None and fused.fits(x, ghost):
+    if (fused := _triton_for(x)) is not None and fused.fits(x, ghost):
         try:
             result: tuple[Tensor, Tensor] = fused.forward(
                 x, weight, bias, ghost, eps, activation, residual, moving
@@ -53,6 +64,8 @@ def forward(
             return result
         except Exception as error:
             _give_up(error)
+    if _c_serves(x):
+        return cpu.forward(x, weight, bias, ghost, eps, activation, residual, moving)
     return plain.forward(x, weight, bias, ghost, eps, activation, residual)
 
 
@@ -67,7 +80,7 @@ def backward(
     y: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `plain.backward`, by whatever is fastest."""
-    if (fused := _kernels_for(x)) is not None and fused.fits(x, ghost):
+    if (fused := _triton_for(x)) is not None and fused.fits(x, ghost):
         try:
             result: tuple[Tensor, Tensor, Tensor] = fused.backward(
                 dy, x, weight, statistics, ghost, activation, bias, y
@@ -75,12 +88,14 @@ def backward(
             return result
         except Exception as error:
             _give_up(error)
+    if _c_serves(x):
+        return cpu.backward(dy, x, weight, statistics, ghost, activation, bias, y)
     return plain.backward(dy, x, weight, statistics, ghost, activation, bias, y)
 
 
 def move_running(buffers: Buffers, moments: Tensor) -> bool:
     """Move the running statistics by the ghosts' (2, K, C) if a kernel can; say whether it did."""
-    if not buffers.suit_kernels or (fused := _kernels_for(moments)) is None:
+    if not buffers.suit(torch.float32) or (fused := _triton_for(moments)) is None:
         return False
     if moments.dtype != torch.float32 or not moments[0].is_contiguous():
         return False
@@ -92,9 +107,9 @@ def move_running(buffers: Buffers, moments: Tensor) -> bool:
     return True
 
 
-def _kernels_for(x: Tensor) -> ModuleType | None:
+def _triton_for(x: Tensor) -> ModuleType | None:
     """The module that launches kernels, if they serve this tensor."""
-    if not kernels_serve(x):
+    if not triton_serves(x):
         return None
     try:
         from ghostbatch.ops import fused  # noqa: PLC0415 (imports triton)

@@ -1,4 +1,4 @@
-"""The fast ghost norm against its slow twin, on every path that the plain code can take."""
+"""The fast ghost norm against its slow twin, on every path that it can take on a CPU."""
 
 import copy
 from math import prod
@@ -17,6 +17,7 @@ from ghostbatch.ops import (
     ghost_batch_norm,
     ghost_batch_norm_reference,
     ghost_sizes,
+    paths,
     plain,
 )
 from ghostbatch.ops.buffers import Buffers
@@ -24,8 +25,8 @@ from ghostbatch.ops.running import _share
 
 BOTH = pytest.mark.parametrize("norm", [ghost_batch_norm_reference, ghost_batch_norm])
 NEVER = 1 << 40
-PATHS = {  # how much is worked on at a time, and whether PyTorch's kernels do the work
-    "as shipped": (plain.WAVE, None),
+PLAIN = {  # how much is worked on at a time, and whether PyTorch's kernels do the work
+    "plain": (plain.WAVE, None),
     "one wave": (NEVER, False),
     "a wave holds a few ghosts": (64, False),
     "a ghost at a time": (1, False),
@@ -33,14 +34,18 @@ PATHS = {  # how much is worked on at a time, and whether PyTorch's kernels do t
 }
 
 
-@pytest.fixture(params=PATHS.values(), ids=PATHS.keys())
+@pytest.fixture(params=["as shipped", "cut small", *PLAIN])
 def path(request, monkeypatch):
-    """Make small shapes take each path of the plain code."""
-    wave, by_pytorch = request.param
-    monkeypatch.setattr(plain, "WAVE", wave)
-    if by_pytorch is not None:
-        monkeypatch.setattr(plain, "NATIVE_FORWARD", 1 if by_pytorch else NEVER)
-        monkeypatch.setattr(plain, "NATIVE_BACKWARD", 1 if by_pytorch else NEVER)
+    """Make small shapes take each path: the kernels, then those of the plain code."""
+    if request.param == "cut small":
+        request.getfixturevalue("cut_small")
+    elif request.param in PLAIN:
+        wave, by_pytorch = PLAIN[request.param]
+        monkeypatch.setenv(paths.SWITCH, "0")
+        monkeypatch.setattr(plain, "WAVE", wave)
+        if by_pytorch is not None:
+            monkeypatch.setattr(plain, "NATIVE_FORWARD", 1 if by_pytorch else NEVER)
+            monkeypatch.setattr(plain, "NATIVE_BACKWARD", 1 if by_pytorch else NEVER)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -72,7 +77,7 @@ def cases(draw):
     smallest = min(ghost_sizes(samples, ghost))
     inner = draw(st.sampled_from([i for i in inners if smallest * prod(i) > 1] or [(3,)]))
     return {
-        "shape": (samples, draw(st.sampled_from([1, 2, 3])), *inner),
+        "shape": (samples, draw(st.sampled_from([1, 2, 3, 21])), *inner),
         "layout": draw(st.sampled_from(sorted(LAYOUTS))),
         "upstream": draw(st.sampled_from(sorted(UPSTREAM))),
         "weight": draw(st.sampled_from(["none", "fp32", "input's"])),
@@ -383,9 +388,16 @@ def test_one_value_per_channel_is_refused_in_training_and_moves_nothing(shape, g
 # ------------------------------------------------------------------------- large ghosts on a CPU
 
 
-LARGE = (256, 128, 4, 4)  # two ghosts of 2^18 values: as shipped, PyTorch's kernels do the work
+LARGE = (256, 128, 4, 4)  # two ghosts of 2^18 values: in plain code, PyTorch's kernels do the work
 
 
+@pytest.fixture(params=["1", "0"], ids=["kernels", "plain"])
+def shipped(request, monkeypatch):
+    """The kernels, and the code for those who have none, with the limits that they have."""
+    monkeypatch.setenv(paths.SWITCH, request.param)
+
+
+@pytest.mark.usefixtures("shipped")
 @pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_large_ghosts_as_shipped_equal_the_reference(kind):
     assert 128 * 128 * 16 >= plain.NATIVE_BACKWARD >= plain.NATIVE_FORWARD
@@ -399,6 +411,7 @@ def test_large_ghosts_as_shipped_equal_the_reference(kind):
     assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.usefixtures("shipped")
 @pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_a_large_ghost_beyond_all_variance_has_no_gradient(kind):
     x = (draw(*LARGE, dtype=torch.float32) * 1e30).contiguous(memory_format=kind).requires_grad_()
@@ -409,6 +422,7 @@ def test_a_large_ghost_beyond_all_variance_has_no_gradient(kind):
     assert dx.isfinite().all()
 
 
+@pytest.mark.usefixtures("shipped")
 def test_a_nan_in_one_channel_leaves_a_far_channel_sound():
     x = torch.randn(128, 4, 64, 64, generator=torch.Generator().manual_seed(0)) + 1e4
     x = x.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,112 @@
+"""Compiles the CPU kernels when they are first wanted, with the C compiler that is there.
+
+That takes a second or two per dtype and happens once: the result is kept in the user's cache folder
+($XDG_CACHE_HOME/ghostbatch, or ~/.cache/ghostbatch). Threads are those of PyTorch's own OpenMP, so
+the library is linked against none; where PyTorch has another kind of threads it does not load.
+"""
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("cpu_kernels.c")
+COMPILE = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
+TYPES = {
+    torch.float32: ("-DREAL=float", "-DSTORED=float"),
+    torch.float64: ("-DREAL=double", "-DSTORED=double"),
+    torch.bfloat16: ("-DREAL=float", "-DSTORED=uint16_t", "-DBFLOAT16"),
+}
+
+
+@lru_cache
+def library(dtype: torch.dtype, *options: str) -> ctypes.CDLL | None:
+    """The kernels for tensors of this dtype; None where there is no compiler or it fails."""
+    compiler = find_compiler()
+    if dtype not in TYPES or compiler is None:
+        return None
+    try:
+        return _load(compiler, (*COMPILE, *TYPES[dtype], *options))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+        warnings.warn(
+            "the CPU kernels do not work here, so slower, plain code is used "
+            f"(GHOSTBATCH_KERNELS=0 asks for that): {(said.strip() or str(error)).splitlines()[0]}",
+            stacklevel=4,
+        )
+        return None
+
+
+def find_compiler() -> tuple[str, ...] | None:
+    """The C compiler, $CC if that is set, with its path; only Linux is tried."""
+    if sys.platform != "linux":
+        return None
+    wanted = shlex.split(os.environ.get("CC", ""))
+    for name, *options in (wanted,) if wanted else (("cc",), ("gcc",), ("clang",)):
+        if path := shutil.which(name):
+            return path, *options
+    return None
+
+
+def _load(compiler: tuple[str, ...], options: tuple[str, ...]) -> ctypes.CDLL:
+    """Load the library from the cache, where it is put if it is not there."""
+    try:
+        folder = _cache_folder()
+    except (OSError, RuntimeError):  # RuntimeError: nobody's home
+        with tempfile.TemporaryDirectory(prefix="ghostbatch-") as private:
+            return ctypes.CDLL(str(_compile(compiler, options, Path(private) / "norm.so")))
+    path = folder / f"norm-{_key(compiler, options)}.so"
+    if not _is_whole(path):
+        with tempfile.TemporaryDirectory(dir=folder) as private:
+            built = _compile(compiler, options, Path(private) / path.name)
+            with built.open("ab") as file:
+                file.write(hashlib.sha256(built.read_bytes()).digest())
+            built.replace(path)
+    return ctypes.CDLL(str(path))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is there and ends in its checksum: one cut short would crash Python."""
+    content = path.read_bytes() if path.exists() else b""
+    return len(content) > 32 and hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
+def _compile(compiler: tuple[str, ...], options: tuple[str, ...], path: Path) -> Path:
+    compiled = str(path.with_suffix(".o"))
+    for arguments in (
+        (*options, "-c", str(SOURCE), "-o", compiled),
+        ("-shared", compiled, "-o", str(path), "-lm"),
+    ):
+        command = (*compiler, *arguments)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return path
+
+
+def _cache_folder() -> Path:
+    """Where compiled libraries are kept: this user's, and writable."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ghostbatch"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(folder)
+    return folder
+
+
+def _key(compiler: tuple[str, ...], options: tuple[str, ...]) -> str:
+    """Names a library by all that it was made from and for: source, options, compiler and CPU."""
+    seen = Path(compiler[0]).resolve().stat()
+    cpu = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        if line.startswith(("model name", "flags", "Features", "CPU part"))
+    ]
+    made_from = (SOURCE.read_text(), compiler, options, seen.st_size, seen.st_mtime_ns, cpu)
+    return hashlib.sha256(repr(made_from).encode()).hexdigest()[:20]

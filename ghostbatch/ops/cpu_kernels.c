@@ -1,0 +1,480 @@
+/* Ghost norm on a CPU, forward and backward. `cpu_build` compiles this file, `cpu` calls it.
+
+   It is compiled for one type of tensors at a time, STORED; statistics and arithmetic are REAL, the
+   sums over a ghost double. With BFLOAT16, STORED holds the upper halves of floats.
+
+   Two passes over each ghost: the first takes two sums per channel, the second computes from them
+   what is wanted, while the ghost is still in the cache.
+
+               p       sums           result
+   forward     x - m   p, p (x - m)   a (x - m) + b [+ residual], cut at 0 by ReLU
+   backward    dy      p, p (x - m)   a (x - m) + b + g p
+
+   Forward, m is near the mean and then the mean; backward, it is the mean. Where ReLU cut the
+   result, p is 0: its result `mask` tells, or e (x - m) + f, which is what it cut. A channel's
+   values lie in rows, one in each, or in planes of pixels.
+
+   A thread takes whole ghosts where that keeps all threads busy and a ghost stays in its own cache.
+   Else ghosts are cut into parts, and all sums are there before the second pass begins. */
+
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifndef CUT_SMALL
+#define CHAIN 64        /* values of a lane that are added in REAL; their sum goes to a double */
+#define BLOCK 32768     /* values of some rows that stay in a core's cache */
+#define STRETCH 512     /* pixels of a channel, at least, before the sums in its lanes are added */
+#define LARGE (1 << 18) /* values of a ghost beyond a core's cache */
+#define GRAIN (1 << 15) /* values that are worth a thread */
+#else                   /* for tests: then small batches meet every case */
+#define CHAIN 2
+#define BLOCK 40
+#define STRETCH 8
+#define LARGE 40
+#define GRAIN 4
+#endif
+#define SOME 32 /* the mean of one in so many values is near the mean of all */
+#define ROOM 8  /* doubles that a thread needs per channel: see Scratch */
+
+typedef struct {                    /* `cpu.Work` in Python */
+    const STORED *x, *other, *mask; /* other: dy, or a residual */
+    STORED *out, *passed;           /* passed: where p goes, the gradient of a residual */
+    const REAL *weight, *bias;      /* or none */
+    REAL *statistics;               /* mean, invstd, unbiased variance by ghost and channel */
+    double *room;                   /* ROOM for two per thread and, backward, two for each ghost */
+    long samples, rows;             /* rows of a sample: 1 in planes */
+    long channels, pixels;          /* pixels of a plane: 1 in rows */
+    long ghost, ghosts;
+    long threads;
+    long whole;                     /* ghosts that a thread takes whole: the first ones */
+    long together, parts;           /* of the others: how many at a time, in how many parts each */
+    double eps;
+    int how;                        /* the flags below */
+} Work;
+
+enum { OTHER = 1, SCALED = 2, RELU = 4, BY_RESULT = 8, BY_INPUT = 16, PASSED = 32 };
+
+typedef struct {                    /* `cpu.Moving` in Python: running statistics */
+    REAL *mean, *variance;
+    int64_t *tracked;               /* or none */
+    double momentum;
+    int at_once;                    /* one update with the mean over ghosts, not one for each */
+} Moving;
+
+typedef struct {
+    double *one, *two;              /* the sums */
+    REAL *m, *a, *b, *e, *f, *g;
+} Scratch;
+
+/* ------------------------------------------------------------------------------------ vectors */
+
+#if defined(__AVX512F__)
+#define BYTES 64
+#elif defined(__AVX__)
+#define BYTES 32
+#else
+#define BYTES 16
+#endif
+#define LANES ((long)(BYTES / sizeof(REAL)))
+#define WIDE 4 /* vectors side by side, to hide the time that one addition takes */
+#define EACH _Pragma("GCC unroll 4") for (int u = 0; u < wide; u++)
+#define INLINE static inline __attribute__((always_inline))
+
+typedef REAL vec __attribute__((vector_size(BYTES)));
+typedef __typeof__((vec){0} < (vec){0}) bits;
+
+#ifdef BFLOAT16
+typedef uint16_t halves __attribute__((vector_size(BYTES / 2)));
+typedef uint32_t wholes __attribute__((vector_size(BYTES)));
+
+INLINE vec load_all(const STORED *from) {
+    halves upper;
+    memcpy(&upper, from, sizeof upper);
+    return (vec)(__builtin_convertvector(upper, wholes) << 16);
+}
+
+INLINE void store_all(STORED *to, vec v) {
+    wholes exact = (wholes)v, nan = (wholes)(v != v);
+    wholes nearest = (exact + 0x7fff + ((exact >> 16) & 1)) >> 16;
+    halves upper = __builtin_convertvector((nearest & ~nan) | (nan & 0x7fc0), halves);
+    memcpy(to, &upper, sizeof upper);
+}
+#else
+INLINE vec load_all(const STORED *from) {
+    vec v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+INLINE void store_all(STORED *to, vec v) { memcpy(to, &v, sizeof v); }
+#endif
+
+/* The first n values, and zeros. */
+INLINE vec load(const STORED *from, long n) {
+    if (n == LANES) return load_all(from);
+    STORED some[LANES] = {0};
+    for (long i = 0; i < n; i++) some[i] = from[i];
+    return load_all(some);
+}
+
+INLINE void store(STORED *to, vec v, long n) {
+    STORED some[LANES];
+    if (n == LANES) {
+        store_all(to, v);
+        return;
+    }
+    store_all(some, v);
+    for (long i = 0; i < n; i++) to[i] = some[i];
+}
+
+INLINE vec load_real(const REAL *from, long n) {
+    vec v = {0};
+    memcpy(&v, from, n * sizeof(REAL));
+    return v;
+}
+
+/* Add n lanes to as many sums. */
+INLINE void add_lanes(double *sums, vec v, long n) {
+    REAL lanes[LANES];
+    memcpy(lanes, &v, sizeof v);
+    for (long i = 0; i < n; i++) sums[i] += lanes[i];
+}
+
+INLINE vec spread(REAL value) { return value - (vec){0}; }
+
+INLINE vec only(bits where, vec v) { return (vec)((bits)v & where); }
+
+/* Work along some values: on WIDE vectors at a time, then on one, then on the n that are left. */
+#define ALONG(i, length, ...)                                                                      \
+    {                                                                                              \
+        long i = 0;                                                                                \
+        for (; i + WIDE * LANES <= (length); i += WIDE * LANES) {                                  \
+            const int wide = WIDE;                                                                 \
+            const long n = LANES;                                                                  \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
+        for (; i + LANES <= (length); i += LANES) {                                                \
+            const int wide = 1;                                                                    \
+            const long n = LANES;                                                                  \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
+        if (i < (length)) {                                                                        \
+            const int wide = 1;                                                                    \
+            const long n = (length) - i;                                                           \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
+    }
+
+/* ----------------------------------------------------------------------- one vector of a pass */
+
+typedef struct {
+    vec m, a, b, e, f, g;
+} Terms;
+
+INLINE vec p_at(const Work *w, long at, long n, int how, vec d, const Terms *t) {
+    vec p = load(w->other + at, n);
+    if (how & BY_RESULT) p = only(~(load(w->mask + at, n) <= 0), p);
+    if (how & BY_INPUT) p = only(~(t->e * d + t->f <= 0), p);
+    return p;
+}
+
+INLINE void add_at(const Work *w, long at, long n, int how, const Terms *t, vec *one, vec *two) {
+    vec d = load(w->x + at, n) - t->m;
+    for (long i = n; i < LANES; i++) d[i] = 0;
+    vec p = how & OTHER ? p_at(w, at, n, how, d, t) : d;
+    *one += p;
+    *two += p * d;
+}
+
+INLINE void result_at(const Work *w, long at, long n, int how, const Terms *t) {
+    vec d = load(w->x + at, n) - t->m, v = t->a * d + t->b;
+    if (how & OTHER) {
+        vec p = p_at(w, at, n, how, d, t);
+        if (how & PASSED) store(w->passed + at, p, n);
+        v += how & SCALED ? t->g * p : p;
+    }
+    store(w->out + at, how & RELU ? only(~(v <= 0), v) : v, n);
+}
+
+/* --------------------------------------------------------------------------------------- rows */
+
+INLINE long least(long a, long b) { return a < b ? a : b; }
+
+INLINE long rows_at_once(long channels) {
+    return channels * 8 > BLOCK ? 8 : least(BLOCK / channels, CHAIN);
+}
+
+INLINE Terms terms_of_row(const Scratch *s, const REAL *m, long c, long n) {
+    return (Terms){load_real(m + c, n),    load_real(s->a + c, n), load_real(s->b + c, n),
+                   load_real(s->e + c, n), load_real(s->f + c, n), load_real(s->g + c, n)};
+}
+
+INLINE void add_rows(const Work *w, long from, long to, int how, const REAL *m, const Scratch *s) {
+    const long C = w->channels, step = rows_at_once(C);
+    for (; from < to; from += step) {
+        const long end = least(from + step, to);
+        ALONG(c, C, {
+            vec one[WIDE], two[WIDE];
+            Terms t[WIDE];
+            EACH one[u] = two[u] = (vec){0}, t[u] = terms_of_row(s, m, c + u * LANES, n);
+            for (long r = from; r < end; r++)
+                EACH add_at(w, r * C + c + u * LANES, n, how, &t[u], &one[u], &two[u]);
+            EACH {
+                add_lanes(s->one + c + u * LANES, one[u], n);
+                add_lanes(s->two + c + u * LANES, two[u], n);
+            }
+        })
+    }
+}
+
+INLINE void finish_rows(const Work *w, long from, long to, int how, const REAL *m,
+                        const Scratch *s) {
+    const long C = w->channels, step = rows_at_once(C);
+    for (; from < to; from += step) {
+        const long end = least(from + step, to);
+        ALONG(c, C, {
+            Terms t[WIDE];
+            EACH t[u] = terms_of_row(s, m, c + u * LANES, n);
+            for (long r = from; r < end; r++)
+                EACH result_at(w, r * C + c + u * LANES, n, how, &t[u]);
+        })
+    }
+}
+
+/* ------------------------------------------------------------------------------------- planes */
+
+INLINE Terms terms_of_plane(const Scratch *s, const REAL *m, long c) {
+    return (Terms){spread(m[c]),    spread(s->a[c]), spread(s->b[c]),
+                   spread(s->e[c]), spread(s->f[c]), spread(s->g[c])};
+}
+
+INLINE void add_planes(const Work *w, long from, long to, int how, const REAL *m,
+                       const Scratch *s) {
+    const long C = w->channels, S = w->pixels, stretch = CHAIN * LANES;
+    const long step = S < STRETCH ? STRETCH / S : 1;
+    for (; from < to; from += step)
+        for (long c = 0; c < C; c++) {
+            const Terms t = terms_of_plane(s, m, c);
+            for (long i = 0; i < S; i += stretch) {
+                vec one[WIDE] = {0}, two[WIDE] = {0};
+                for (long r = from; r < least(from + step, to); r++) {
+                    const long at = (r * C + c) * S + i;
+                    ALONG(j, least(stretch, S - i), {
+                        EACH add_at(w, at + j + u * LANES, n, how, &t, &one[u], &two[u]);
+                    })
+                }
+                const vec sum = one[0] + one[1] + one[2] + one[3];
+                const vec dot = two[0] + two[1] + two[2] + two[3];
+                for (long l = 0; l < LANES; l++) s->one[c] += sum[l], s->two[c] += dot[l];
+            }
+        }
+}
+
+INLINE void finish_planes(const Work *w, long from, long to, int how, const REAL *m,
+                          const Scratch *s) {
+    const long C = w->channels, S = w->pixels;
+    for (; from < to; from++)
+        for (long c = 0; c < C; c++) {
+            const Terms t = terms_of_plane(s, m, c);
+            ALONG(i, S, { EACH result_at(w, (from * C + c) * S + i + u * LANES, n, how, &t); })
+        }
+}
+
+/* ------------------------------------------------------------------------------------- passes */
+
+/* One copy of a pass for each layout and for each set of things that it may have to do. */
+#define CASE(pass, which)                                                                          \
+    case which:                                                                                    \
+        if (w->pixels == 1)                                                                        \
+            pass##_rows(w, from, to, which, m, s);                                                 \
+        else                                                                                       \
+            pass##_planes(w, from, to, which, m, s);                                               \
+        break;
+
+/* The first pass, over some rows or, in planes, samples. */
+static void add(const Work *w, long from, long to, int how, const REAL *m, const Scratch *s) {
+    memset(s->one, 0, 2 * w->channels * sizeof(double)); /* and s->two, which follows */
+    switch (how) {
+        CASE(add, 0)
+        CASE(add, OTHER)
+        CASE(add, OTHER | BY_RESULT)
+        CASE(add, OTHER | BY_INPUT)
+    }
+}
+
+/* The second. */
+static void finish(const Work *w, long from, long to, const REAL *m, const Scratch *s) {
+    switch (w->how) {
+        CASE(finish, 0)
+        CASE(finish, RELU)
+        CASE(finish, OTHER)
+        CASE(finish, OTHER | RELU)
+        CASE(finish, OTHER | SCALED)
+        CASE(finish, OTHER | SCALED | BY_INPUT)
+        CASE(finish, OTHER | SCALED | BY_RESULT | PASSED)
+    }
+}
+
+/* ------------------------------------------------------------------------------ parts of ghosts */
+
+/* The first row, or sample, of a part of a ghost; for part w->parts, that of the next ghost. */
+static long begin(const Work *w, long k, long part) {
+    const long from = k * w->ghost, to = k + 1 < w->ghosts ? from + w->ghost : w->samples;
+    return from * w->rows + (to - from) * w->rows * part / w->parts;
+}
+
+/* Values of a channel in a ghost. */
+static double count(const Work *w, long k) {
+    return (double)(begin(w, k, w->parts) - begin(w, k, 0)) * w->pixels;
+}
+
+/* That of a thread that takes whole ghosts, or of a part of one of those worked on together. */
+static Scratch scratch(const Work *w, long k, long part) {
+    const long C = w->channels, nth = (k - w->whole) % w->together;
+    const long place = k < w->whole ? omp_get_thread_num() : nth * w->parts + part;
+    double *one = w->room + place * ROOM * C;
+    REAL *m = (REAL *)(one + 2 * C);
+    return (Scratch){one, one + C, m, m + C, m + 2 * C, m + 3 * C, m + 4 * C, m + 5 * C};
+}
+
+/* The sums over a whole ghost. */
+static void total(const Work *w, long k, long c, double *one, double *two) {
+    *one = *two = 0;
+    for (long part = 0; part < w->parts; part++) {
+        const Scratch s = scratch(w, k, part);
+        *one += s.one[c], *two += s.two[c];
+    }
+}
+
+static REAL scale(const Work *w, long c) { return w->weight ? w->weight[c] : 1; }
+
+static REAL shift(const Work *w, long c) { return w->bias ? w->bias[c] : 0; }
+
+typedef void step(const Work *w, long k, long part);
+
+static void run(Work *w, step sum, step result) {
+    const long values = w->samples * w->rows * w->channels * w->pixels;
+    const long threads = w->threads = least(w->threads, 1 + values / GRAIN), K = w->ghosts;
+    const int large = values / w->samples * w->ghost > LARGE;
+    w->whole = large ? 0 : K - K % threads;
+    w->together = w->parts = 1;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (long k = 0; k < w->whole; k++) sum(w, k, 0), result(w, k, 0);
+    if (w->whole == K) return;
+    w->together = large ? 1 : K - w->whole;
+    w->parts = (threads + w->together - 1) / w->together;
+#pragma omp parallel num_threads(threads)
+    for (long k = w->whole; k < K; k += w->together) {
+#pragma omp for schedule(static)
+        for (long i = 0; i < w->together * w->parts; i++) sum(w, k + i / w->parts, i % w->parts);
+#pragma omp for schedule(static)
+        for (long i = 0; i < w->together * w->parts; i++) result(w, k + i / w->parts, i % w->parts);
+    }
+}
+
+/* ------------------------------------------------------------------------------------- forward */
+
+static void sum_forward(const Work *w, long k, long part) {
+    const Scratch s = scratch(w, k, part);
+    /* Squares are taken about a value near the mean, else rounding eats the variance. The mean of n
+       values will do: if it is d away from that of all N, the variance is over d d n / N. */
+    const long from = begin(w, k, 0), some = (begin(w, k, w->parts) - from + SOME - 1) / SOME;
+    memset(s.m, 0, w->channels * sizeof(REAL));
+    add(w, from, from + some, 0, s.m, &s);
+    for (long c = 0; c < w->channels; c++) {
+        const REAL near = s.one[c] / ((double)some * w->pixels);
+        s.m[c] = isfinite(near) ? near : 0;
+    }
+    add(w, begin(w, k, part), begin(w, k, part + 1), 0, s.m, &s);
+}
+
+static void result_forward(const Work *w, long k, long part) {
+    const long C = w->channels, K = w->ghosts;
+    const Scratch s = scratch(w, k, part);
+    const double n = count(w, k);
+    for (long c = 0; c < C; c++) {
+        double one, two;
+        total(w, k, c, &one, &two);
+        const double off = one / n, variance = two / n - off * off;
+        const double biased = variance < 0 ? 0 : variance;
+        const REAL invstd = 1 / sqrt(biased + w->eps);
+        s.m[c] += off;
+        s.a[c] = scale(w, c) * invstd;
+        s.b[c] = shift(w, c);
+        if (part == 0) {
+            w->statistics[k * C + c] = s.m[c];
+            w->statistics[(K + k) * C + c] = invstd;
+            w->statistics[(2 * K + k) * C + c] = biased * (n / (n - 1));
+        }
+    }
+    finish(w, begin(w, k, part), begin(w, k, part + 1), s.m, &s);
+}
+
+/* Move a running statistic by those of all ghosts, oldest first. */
+static void move(REAL *running, const REAL *ghosts, const Work *w, const Moving *moving) {
+    const long C = w->channels, K = w->ghosts;
+    const double momentum = moving->momentum, keep = 1 - momentum;
+    double *now = w->room;
+    for (long c = 0; c < C; c++) now[c] = running[c] * (moving->at_once ? keep : 1);
+    for (long k = 0; k < K; k++)
+        for (long c = 0; c < C; c++)
+            now[c] = moving->at_once ? now[c] + momentum / K * ghosts[k * C + c]
+                                     : now[c] * keep + momentum * ghosts[k * C + c];
+    for (long c = 0; c < C; c++) running[c] = now[c];
+}
+
+void forward(Work *w, const Moving *moving) {
+    run(w, sum_forward, result_forward);
+    if (!moving) return;
+    move(moving->mean, w->statistics, w, moving);
+    move(moving->variance, w->statistics + 2 * w->ghosts * w->channels, w, moving);
+    if (moving->tracked) *moving->tracked += moving->at_once ? 1 : w->ghosts;
+}
+
+/* ------------------------------------------------------------------------------------ backward */
+
+static void sum_backward(const Work *w, long k, long part) {
+    const long C = w->channels;
+    const REAL *mean = w->statistics + k * C, *invstd = mean + w->ghosts * C;
+    const Scratch s = scratch(w, k, part);
+    for (long c = 0; c < C; c++) s.e[c] = scale(w, c) * invstd[c], s.f[c] = shift(w, c);
+    const int how = w->how & (OTHER | BY_RESULT | BY_INPUT);
+    add(w, begin(w, k, part), begin(w, k, part + 1), how, mean, &s);
+}
+
+/* Where a ghost's gradients of weight and bias are kept. */
+static double *parameters(const Work *w, long k) {
+    return w->room + 2 * (w->threads * ROOM + k) * w->channels;
+}
+
+/* dx = weight invstd (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) invstd */
+static void result_backward(const Work *w, long k, long part) {
+    const long C = w->channels;
+    const REAL *mean = w->statistics + k * C, *invstd = mean + w->ghosts * C;
+    const Scratch s = scratch(w, k, part);
+    const double n = count(w, k);
+    double *gradients = parameters(w, k);
+    for (long c = 0; c < C; c++) {
+        double one, two;
+        total(w, k, c, &one, &two);
+        const double gain = scale(w, c) * (double)invstd[c];
+        /* A variance beyond all numbers leaves an xhat of 0. */
+        const double dot = invstd[c] == 0 ? 0 : two * invstd[c];
+        s.a[c] = -gain * invstd[c] * dot / n;
+        s.b[c] = -gain * one / n;
+        s.g[c] = gain;
+        if (part == 0) gradients[c] = dot, gradients[C + c] = one;
+    }
+    finish(w, begin(w, k, part), begin(w, k, part + 1), mean, &s);
+}
+
+/* The gradients of weight and bias go to `sums`, one after the other. */
+void backward(Work *w, REAL *sums) {
+    run(w, sum_backward, result_backward);
+    double *all = parameters(w, 0);
+    for (long k = 1; k < w->ghosts; k++)
+        for (long c = 0; c < 2 * w->channels; c++) all[c] += parameters(w, k)[c];
+    for (long c = 0; c < 2 * w->channels; c++) sums[c] = all[c];
+}
