@@ -88,7 +88,7 @@ class Surroundings:
 def batch_statistics(model: nn.Module) -> Iterator[None]:
     """Batch norm by the batch at hand, its buffers left alone; everything else in evaluation.
 
-    One ghost as large as any batch is the same norm, and on a GPU several times as fast.
+    One ghost as large as any batch is the same norm, and by our kernels several times as fast.
     """
     modes = {module: module.training for module in model.modules()}
     tracking = {m: m.track_running_stats for m in modes if isinstance(m, _BatchNorm)}

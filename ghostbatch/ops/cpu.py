@@ -15,8 +15,8 @@ from ghostbatch.ops.reference import ghost_sizes
 OTHER, SCALED, RELU, BY_RESULT, BY_INPUT, PASSED = 1, 2, 4, 8, 16, 32
 """What a pass over a ghost has to do, as in the kernels."""
 
-ROOM = 8
-"""Doubles of scratch space that a thread needs per channel, as in the kernels."""
+ROOM, PADDED = 10, 16
+"""Doubles of scratch space that a thread needs per channel, counted in so many, as there."""
 
 
 class Work(ctypes.Structure):
@@ -25,11 +25,9 @@ class Work(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "other", "mask", "out", "passed")),
         *((name, ctypes.c_void_p) for name in ("weight", "bias", "statistics", "room")),
-        *((name, ctypes.c_long) for name in ("samples", "rows", "channels", "pixels")),
-        *(
-            (name, ctypes.c_long)
-            for name in ("ghost", "ghosts", "threads", "whole", "together", "parts")
-        ),
+        *((name, ctypes.c_long) for name in ("values", "samples", "rows", "channels", "pixels")),
+        *((name, ctypes.c_long) for name in ("ghost", "ghosts")),
+        *((name, ctypes.c_long) for name in ("threads", "whole", "together", "parts")),
         ("eps", ctypes.c_double),
         ("how", ctypes.c_int),
     )
@@ -134,14 +132,21 @@ def _call(
     pixels = x.numel() // (samples * channels)
     rows, pixels = (pixels, 1) if in_rows(x) else (1, pixels)
     ghosts, threads = table.shape[1], torch.get_num_threads()
-    room = x.new_empty(2 * (threads * ROOM + ghosts) * channels, dtype=torch.float64)
+    padded = -(-channels // PADDED) * PADDED
+    room = x.new_empty(2 * (threads * ROOM + ghosts) * padded, dtype=torch.float64)
     tensors |= {"x": x, "statistics": table, "room": room}
     for parameter in ("weight", "bias"):
         if (values := tensors.get(parameter)) is not None:
             tensors[parameter] = values.to(table.dtype).contiguous()
     work = Work(
         **{name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None},
-        **{"samples": samples, "rows": rows, "channels": channels, "pixels": pixels},
+        **{
+            "values": x.numel(),
+            "samples": samples,
+            "rows": rows,
+            "channels": channels,
+            "pixels": pixels,
+        },
         **{"ghost": ghost, "ghosts": ghosts, "threads": threads, "eps": eps, "how": how},
     )
     getattr(library(x.dtype), name)(ctypes.byref(work), last)

@@ -37,10 +37,11 @@ def library(dtype: torch.dtype, *options: str) -> ctypes.CDLL | None:
     try:
         return _load(compiler, (*COMPILE, *TYPES[dtype], *options))
     except (OSError, subprocess.SubprocessError) as error:
-        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+        said = (getattr(error, "stderr", None) or str(error)).splitlines()
+        why = next((line for line in said if "error" in line), said[0])
         warnings.warn(
             "the CPU kernels do not work here, so slower, plain code is used "
-            f"(GHOSTBATCH_KERNELS=0 asks for that): {(said.strip() or str(error)).splitlines()[0]}",
+            f"(GHOSTBATCH_KERNELS=0 asks for that): {why}",
             stacklevel=4,
         )
         return None

@@ -24,19 +24,18 @@
 
 #ifndef CUT_SMALL
 #define CHAIN 64        /* values of a lane that are added in REAL; their sum goes to a double */
-#define BLOCK 32768     /* values of some rows that stay in a core's cache */
 #define STRETCH 512     /* pixels of a channel, at least, before the sums in its lanes are added */
 #define LARGE (1 << 18) /* values of a ghost beyond a core's cache */
 #define GRAIN (1 << 15) /* values that are worth a thread */
 #else                   /* for tests: then small batches meet every case */
 #define CHAIN 2
-#define BLOCK 40
 #define STRETCH 8
 #define LARGE 40
 #define GRAIN 4
 #endif
-#define SOME 32 /* the mean of one in so many values is near the mean of all */
-#define ROOM 8  /* doubles that a thread needs per channel: see Scratch */
+#define SOME 128  /* the mean of one in so many values is near the mean of all */
+#define PADDED 16 /* rows of numbers are as long as this times something: room for any vector */
+#define ROOM 10   /* doubles that a thread needs per channel: see Scratch */
 
 typedef struct {                    /* `cpu.Work` in Python */
     const STORED *x, *other, *mask; /* other: dy, or a residual */
@@ -44,6 +43,7 @@ typedef struct {                    /* `cpu.Work` in Python */
     const REAL *weight, *bias;      /* or none */
     REAL *statistics;               /* mean, invstd, unbiased variance by ghost and channel */
     double *room;                   /* ROOM for two per thread and, backward, two for each ghost */
+    long values;                    /* of x */
     long samples, rows;             /* rows of a sample: 1 in planes */
     long channels, pixels;          /* pixels of a plane: 1 in rows */
     long ghost, ghosts;
@@ -65,6 +65,7 @@ typedef struct {                    /* `cpu.Moving` in Python: running statistic
 
 typedef struct {
     double *one, *two;              /* the sums */
+    REAL *ones, *twos;              /* of a chain that is not yet part of them */
     REAL *m, *a, *b, *e, *f, *g;
 } Scratch;
 
@@ -83,7 +84,8 @@ typedef struct {
 #define INLINE static inline __attribute__((always_inline))
 
 typedef REAL vec __attribute__((vector_size(BYTES)));
-typedef __typeof__((vec){0} < (vec){0}) bits;
+typedef __typeof__(_Generic((REAL)0, float: (int32_t)0, double: (int64_t)0)) integer;
+typedef integer bits __attribute__((vector_size(BYTES)));
 
 #ifdef BFLOAT16
 typedef uint16_t halves __attribute__((vector_size(BYTES / 2)));
@@ -111,40 +113,43 @@ INLINE vec load_all(const STORED *from) {
 INLINE void store_all(STORED *to, vec v) { memcpy(to, &v, sizeof v); }
 #endif
 
-/* The first n values, and zeros. */
-INLINE vec load(const STORED *from, long n) {
-    if (n == LANES) return load_all(from);
+INLINE vec only(bits where, vec v) { return (vec)((bits)v & where); }
+
+INLINE bits first(long n) {
+    bits lane = {0};
+    for (long i = 0; i < LANES; i++) lane[i] = i;
+    return lane < (integer)n;
+}
+
+/* n values, and zeros; `end` is where the tensor ends. */
+INLINE vec load(const STORED *from, long at, long n, long end) {
+    if (n == LANES) return load_all(from + at);
+    if (at + LANES <= end) return only(first(n), load_all(from + at));
     STORED some[LANES] = {0};
-    for (long i = 0; i < n; i++) some[i] = from[i];
+    for (long i = 0; i < n; i++) some[i] = from[at + i];
     return load_all(some);
 }
 
-INLINE void store(STORED *to, vec v, long n) {
-    STORED some[LANES];
-    if (n == LANES) {
-        store_all(to, v);
+/* n values; what follows them, up to `end`, is not written yet and may change. */
+INLINE void store(STORED *to, long at, vec v, long n, long end) {
+    if (n == LANES || at + LANES <= end) {
+        store_all(to + at, v);
         return;
     }
+    STORED some[LANES];
     store_all(some, v);
-    for (long i = 0; i < n; i++) to[i] = some[i];
+    for (long i = 0; i < n; i++) to[at + i] = some[i];
 }
 
-INLINE vec load_real(const REAL *from, long n) {
-    vec v = {0};
-    memcpy(&v, from, n * sizeof(REAL));
+INLINE vec load_real(const REAL *from) {
+    vec v;
+    memcpy(&v, from, sizeof v);
     return v;
 }
 
-/* Add n lanes to as many sums. */
-INLINE void add_lanes(double *sums, vec v, long n) {
-    REAL lanes[LANES];
-    memcpy(lanes, &v, sizeof v);
-    for (long i = 0; i < n; i++) sums[i] += lanes[i];
-}
+INLINE void store_real(REAL *to, vec v) { memcpy(to, &v, sizeof v); }
 
 INLINE vec spread(REAL value) { return value - (vec){0}; }
-
-INLINE vec only(bits where, vec v) { return (vec)((bits)v & where); }
 
 /* Work along some values: on WIDE vectors at a time, then on one, then on the n that are left. */
 #define ALONG(i, length, ...)                                                                      \
@@ -174,89 +179,86 @@ typedef struct {
 } Terms;
 
 INLINE vec p_at(const Work *w, long at, long n, int how, vec d, const Terms *t) {
-    vec p = load(w->other + at, n);
-    if (how & BY_RESULT) p = only(~(load(w->mask + at, n) <= 0), p);
+    vec p = load(w->other, at, n, w->values);
+    if (how & BY_RESULT) p = only(~(load(w->mask, at, n, w->values) <= 0), p);
     if (how & BY_INPUT) p = only(~(t->e * d + t->f <= 0), p);
     return p;
 }
 
 INLINE void add_at(const Work *w, long at, long n, int how, const Terms *t, vec *one, vec *two) {
-    vec d = load(w->x + at, n) - t->m;
-    for (long i = n; i < LANES; i++) d[i] = 0;
+    vec d = load(w->x, at, n, w->values) - t->m;
+    if (n < LANES) d = only(first(n), d);
     vec p = how & OTHER ? p_at(w, at, n, how, d, t) : d;
     *one += p;
     *two += p * d;
 }
 
-INLINE void result_at(const Work *w, long at, long n, int how, const Terms *t) {
-    vec d = load(w->x + at, n) - t->m, v = t->a * d + t->b;
+INLINE void result_at(const Work *w, long at, long n, long end, int how, const Terms *t) {
+    vec d = load(w->x, at, n, w->values) - t->m, v = t->a * d + t->b;
     if (how & OTHER) {
         vec p = p_at(w, at, n, how, d, t);
-        if (how & PASSED) store(w->passed + at, p, n);
+        if (how & PASSED) store(w->passed, at, p, n, end);
         v += how & SCALED ? t->g * p : p;
     }
-    store(w->out + at, how & RELU ? only(~(v <= 0), v) : v, n);
+    store(w->out, at, how & RELU ? only(~(v <= 0), v) : v, n, end);
 }
 
 /* --------------------------------------------------------------------------------------- rows */
 
 INLINE long least(long a, long b) { return a < b ? a : b; }
 
-INLINE long rows_at_once(long channels) {
-    return channels * 8 > BLOCK ? 8 : least(BLOCK / channels, CHAIN);
+INLINE Terms terms_of_row(const Scratch *s, long c) {
+    return (Terms){load_real(s->m + c), load_real(s->a + c), load_real(s->b + c),
+                   load_real(s->e + c), load_real(s->f + c), load_real(s->g + c)};
 }
 
-INLINE Terms terms_of_row(const Scratch *s, const REAL *m, long c, long n) {
-    return (Terms){load_real(m + c, n),    load_real(s->a + c, n), load_real(s->b + c, n),
-                   load_real(s->e + c, n), load_real(s->f + c, n), load_real(s->g + c, n)};
-}
-
-INLINE void add_rows(const Work *w, long from, long to, int how, const REAL *m, const Scratch *s) {
-    const long C = w->channels, step = rows_at_once(C);
-    for (; from < to; from += step) {
-        const long end = least(from + step, to);
-        ALONG(c, C, {
-            vec one[WIDE], two[WIDE];
-            Terms t[WIDE];
-            EACH one[u] = two[u] = (vec){0}, t[u] = terms_of_row(s, m, c + u * LANES, n);
-            for (long r = from; r < end; r++)
-                EACH add_at(w, r * C + c + u * LANES, n, how, &t[u], &one[u], &two[u]);
-            EACH {
-                add_lanes(s->one + c + u * LANES, one[u], n);
-                add_lanes(s->two + c + u * LANES, two[u], n);
-            }
-        })
+/* `step` rows at once: 1, so that memory is read in order, or many that are one vector each. */
+INLINE void add_rows(const Work *w, long from, long to, long step, int how, const Scratch *s) {
+    const long C = w->channels;
+    for (long chain = from; chain < to; chain += CHAIN) {
+        memset(s->ones, 0, C * sizeof(REAL));
+        memset(s->twos, 0, C * sizeof(REAL));
+        for (long r = chain, stop = least(chain + CHAIN, to); r < stop; r += step)
+            ALONG(c, C, {
+                vec one[WIDE], two[WIDE];
+                Terms t[WIDE];
+                EACH one[u] = load_real(s->ones + c + u * LANES);
+                EACH two[u] = load_real(s->twos + c + u * LANES);
+                EACH t[u] = terms_of_row(s, c + u * LANES);
+                for (long q = r; q < least(r + step, stop); q++)
+                    EACH add_at(w, q * C + c + u * LANES, n, how, &t[u], &one[u], &two[u]);
+                EACH store_real(s->ones + c + u * LANES, one[u]);
+                EACH store_real(s->twos + c + u * LANES, two[u]);
+            })
+        for (long c = 0; c < C; c++) s->one[c] += s->ones[c];
+        for (long c = 0; c < C; c++) s->two[c] += s->twos[c];
     }
 }
 
-INLINE void finish_rows(const Work *w, long from, long to, int how, const REAL *m,
-                        const Scratch *s) {
-    const long C = w->channels, step = rows_at_once(C);
-    for (; from < to; from += step) {
-        const long end = least(from + step, to);
+INLINE void finish_rows(const Work *w, long from, long to, long step, int how, const Scratch *s) {
+    const long C = w->channels;
+    for (long r = from; r < to; r += step)
         ALONG(c, C, {
             Terms t[WIDE];
-            EACH t[u] = terms_of_row(s, m, c + u * LANES, n);
-            for (long r = from; r < end; r++)
-                EACH result_at(w, r * C + c + u * LANES, n, how, &t[u]);
+            EACH t[u] = terms_of_row(s, c + u * LANES);
+            for (long q = r; q < least(r + step, to); q++)
+                EACH result_at(w, q * C + c + u * LANES, n, to * C, how, &t[u]);
         })
-    }
 }
 
 /* ------------------------------------------------------------------------------------- planes */
 
-INLINE Terms terms_of_plane(const Scratch *s, const REAL *m, long c) {
-    return (Terms){spread(m[c]),    spread(s->a[c]), spread(s->b[c]),
+INLINE Terms terms_of_plane(const Scratch *s, long c) {
+    return (Terms){spread(s->m[c]), spread(s->a[c]), spread(s->b[c]),
                    spread(s->e[c]), spread(s->f[c]), spread(s->g[c])};
 }
 
-INLINE void add_planes(const Work *w, long from, long to, int how, const REAL *m,
-                       const Scratch *s) {
+INLINE void add_planes(const Work *w, long from, long to, int how, const Scratch *s) {
     const long C = w->channels, S = w->pixels, stretch = CHAIN * LANES;
     const long step = S < STRETCH ? STRETCH / S : 1;
     for (; from < to; from += step)
         for (long c = 0; c < C; c++) {
-            const Terms t = terms_of_plane(s, m, c);
+            const Terms t = terms_of_plane(s, c);
             for (long i = 0; i < S; i += stretch) {
                 vec one[WIDE] = {0}, two[WIDE] = {0};
                 for (long r = from; r < least(from + step, to); r++) {
@@ -272,13 +274,13 @@ INLINE void add_planes(const Work *w, long from, long to, int how, const REAL *m
         }
 }
 
-INLINE void finish_planes(const Work *w, long from, long to, int how, const REAL *m,
-                          const Scratch *s) {
+INLINE void finish_planes(const Work *w, long from, long to, int how, const Scratch *s) {
     const long C = w->channels, S = w->pixels;
     for (; from < to; from++)
         for (long c = 0; c < C; c++) {
-            const Terms t = terms_of_plane(s, m, c);
-            ALONG(i, S, { EACH result_at(w, (from * C + c) * S + i + u * LANES, n, how, &t); })
+            const long at = (from * C + c) * S;
+            const Terms t = terms_of_plane(s, c);
+            ALONG(i, S, { EACH result_at(w, at + i + u * LANES, n, to * C * S, how, &t); })
         }
 }
 
@@ -287,15 +289,21 @@ INLINE void finish_planes(const Work *w, long from, long to, int how, const REAL
 /* One copy of a pass for each layout and for each set of things that it may have to do. */
 #define CASE(pass, which)                                                                          \
     case which:                                                                                    \
-        if (w->pixels == 1)                                                                        \
-            pass##_rows(w, from, to, which, m, s);                                                 \
+        if (w.pixels > 1)                                                                          \
+            pass##_planes(&w, from, to, which, &s);                                                \
+        else if (w.channels > LANES)                                                               \
+            pass##_rows(&w, from, to, 1, which, &s);                                               \
         else                                                                                       \
-            pass##_planes(w, from, to, which, m, s);                                               \
+            pass##_rows(&w, from, to, CHAIN, which, &s);                                           \
         break;
 
-/* The first pass, over some rows or, in planes, samples. */
-static void add(const Work *w, long from, long to, int how, const REAL *m, const Scratch *s) {
-    memset(s->one, 0, 2 * w->channels * sizeof(double)); /* and s->two, which follows */
+/* The first pass, over some rows or, in planes, samples. Copies of the arguments tell the compiler
+   that nothing written changes them. */
+static void add(const Work *work, long from, long to, int how, const Scratch *scratch) {
+    const Work w = *work;
+    const Scratch s = *scratch;
+    memset(s.one, 0, w.channels * sizeof(double));
+    memset(s.two, 0, w.channels * sizeof(double));
     switch (how) {
         CASE(add, 0)
         CASE(add, OTHER)
@@ -305,8 +313,10 @@ static void add(const Work *w, long from, long to, int how, const REAL *m, const
 }
 
 /* The second. */
-static void finish(const Work *w, long from, long to, const REAL *m, const Scratch *s) {
-    switch (w->how) {
+static void finish(const Work *work, long from, long to, const Scratch *scratch) {
+    const Work w = *work;
+    const Scratch s = *scratch;
+    switch (w.how) {
         CASE(finish, 0)
         CASE(finish, RELU)
         CASE(finish, OTHER)
@@ -330,13 +340,18 @@ static double count(const Work *w, long k) {
     return (double)(begin(w, k, w->parts) - begin(w, k, 0)) * w->pixels;
 }
 
+/* Channels, and as many places as fill the longest vector. */
+static long padded(long channels) { return (channels + PADDED - 1) / PADDED * PADDED; }
+
 /* That of a thread that takes whole ghosts, or of a part of one of those worked on together. */
 static Scratch scratch(const Work *w, long k, long part) {
-    const long C = w->channels, nth = (k - w->whole) % w->together;
+    const long P = padded(w->channels), nth = (k - w->whole) % w->together;
     const long place = k < w->whole ? omp_get_thread_num() : nth * w->parts + part;
-    double *one = w->room + place * ROOM * C;
-    REAL *m = (REAL *)(one + 2 * C);
-    return (Scratch){one, one + C, m, m + C, m + 2 * C, m + 3 * C, m + 4 * C, m + 5 * C};
+    double *one = w->room + place * ROOM * P;
+    REAL *row[ROOM] = {(REAL *)(one + 2 * P)};
+    for (int i = 1; i < ROOM; i++) row[i] = row[i - 1] + P;
+    return (Scratch){one,    one + P, row[0], row[1], row[2],
+                     row[3], row[4],  row[5], row[6], row[7]};
 }
 
 /* The sums over a whole ghost. */
@@ -355,9 +370,8 @@ static REAL shift(const Work *w, long c) { return w->bias ? w->bias[c] : 0; }
 typedef void step(const Work *w, long k, long part);
 
 static void run(Work *w, step sum, step result) {
-    const long values = w->samples * w->rows * w->channels * w->pixels;
-    const long threads = w->threads = least(w->threads, 1 + values / GRAIN), K = w->ghosts;
-    const int large = values / w->samples * w->ghost > LARGE;
+    const long K = w->ghosts, threads = w->threads = least(w->threads, 1 + w->values / GRAIN);
+    const int large = w->values / w->samples * w->ghost > LARGE;
     w->whole = large ? 0 : K - K % threads;
     w->together = w->parts = 1;
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -382,12 +396,12 @@ static void sum_forward(const Work *w, long k, long part) {
        values will do: if it is d away from that of all N, the variance is over d d n / N. */
     const long from = begin(w, k, 0), some = (begin(w, k, w->parts) - from + SOME - 1) / SOME;
     memset(s.m, 0, w->channels * sizeof(REAL));
-    add(w, from, from + some, 0, s.m, &s);
+    add(w, from, from + some, 0, &s);
     for (long c = 0; c < w->channels; c++) {
         const REAL near = s.one[c] / ((double)some * w->pixels);
         s.m[c] = isfinite(near) ? near : 0;
     }
-    add(w, begin(w, k, part), begin(w, k, part + 1), 0, s.m, &s);
+    add(w, begin(w, k, part), begin(w, k, part + 1), 0, &s);
 }
 
 static void result_forward(const Work *w, long k, long part) {
@@ -409,7 +423,7 @@ static void result_forward(const Work *w, long k, long part) {
             w->statistics[(2 * K + k) * C + c] = biased * (n / (n - 1));
         }
     }
-    finish(w, begin(w, k, part), begin(w, k, part + 1), s.m, &s);
+    finish(w, begin(w, k, part), begin(w, k, part + 1), &s);
 }
 
 /* Move a running statistic by those of all ghosts, oldest first. */
@@ -439,20 +453,21 @@ static void sum_backward(const Work *w, long k, long part) {
     const long C = w->channels;
     const REAL *mean = w->statistics + k * C, *invstd = mean + w->ghosts * C;
     const Scratch s = scratch(w, k, part);
-    for (long c = 0; c < C; c++) s.e[c] = scale(w, c) * invstd[c], s.f[c] = shift(w, c);
+    for (long c = 0; c < C; c++)
+        s.m[c] = mean[c], s.e[c] = scale(w, c) * invstd[c], s.f[c] = shift(w, c);
     const int how = w->how & (OTHER | BY_RESULT | BY_INPUT);
-    add(w, begin(w, k, part), begin(w, k, part + 1), how, mean, &s);
+    add(w, begin(w, k, part), begin(w, k, part + 1), how, &s);
 }
 
 /* Where a ghost's gradients of weight and bias are kept. */
 static double *parameters(const Work *w, long k) {
-    return w->room + 2 * (w->threads * ROOM + k) * w->channels;
+    return w->room + 2 * (w->threads * ROOM + k) * padded(w->channels);
 }
 
 /* dx = weight invstd (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) invstd */
 static void result_backward(const Work *w, long k, long part) {
     const long C = w->channels;
-    const REAL *mean = w->statistics + k * C, *invstd = mean + w->ghosts * C;
+    const REAL *invstd = w->statistics + (w->ghosts + k) * C;
     const Scratch s = scratch(w, k, part);
     const double n = count(w, k);
     double *gradients = parameters(w, k);
@@ -467,7 +482,7 @@ static void result_backward(const Work *w, long k, long part) {
         s.g[c] = gain;
         if (part == 0) gradients[c] = dot, gradients[C + c] = one;
     }
-    finish(w, begin(w, k, part), begin(w, k, part + 1), mean, &s);
+    finish(w, begin(w, k, part), begin(w, k, part + 1), &s);
 }
 
 /* The gradients of weight and bias go to `sums`, one after the other. */

@@ -223,6 +223,7 @@ def test_where_kernels_serve_a_plain_norm_is_one_large_ghost_meanwhile(monkeypat
         seen.append(tuple(type(layer).__name__ for layer in m))
         return BatchedLoss(inputs, labels, batch=6)(m)
 
+    monkeypatch.setattr(scan, "kernels_serve", lambda _: False)
     expected = random_potential(model, loss, radius=1, samples=3)
     monkeypatch.setattr(scan, "kernels_serve", lambda weight: weight.dtype == torch.float32)
     found = random_potential(model, loss, radius=1, samples=3)
