@@ -113,6 +113,46 @@ def test_bfloat16_rounds_to_nearest_even_and_keeps_what_is_no_number():
     assert y[0].tolist() == [1.0, 1 + 2**-6]
 
 
+def test_bfloat16_keeps_a_nan_whose_bits_would_round_to_a_number():
+    bias = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    y, _ = cpu.forward(torch.ones(4, 1, dtype=torch.bfloat16), None, bias, 4, 1e-5)
+    assert y.isnan().all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_constant_channel_has_no_negative_variance(kind):
+    constants = torch.linspace(0.1, 1e4, 500).view(1, 500, 1, 1)
+    x = constants.expand(7 * 128, 500, 1, 3).contiguous(memory_format=kind)
+    y, table = cpu.forward(x, None, None, 7 * 128, 1e-30)
+    assert (table[2] >= 0).all()
+    assert y.isfinite().all()
+
+
+def test_where_the_variance_is_beyond_all_numbers_so_may_be_a_product():
+    x = draw(64, 3, dtype=torch.float32) * 1e30
+    _, table = cpu.forward(x, None, None, 64, 1e-5)
+    dx, (dweight, _), _ = cpu.backward(torch.full_like(x, 1e15), x, None, table, 64)
+    assert table[1].abs().max() == 0
+    assert dweight.abs().max() == 0
+    assert dx.abs().max() == 0
+
+
+@pytest.mark.parametrize("odd", ["parameters", "statistics", "count"])
+def test_tensors_that_no_kernel_can_take_as_they_are_give_the_same(odd):
+    x, dy = draw(40, 3, 2), draw(40, 3, 2, seed=1)
+    found = []
+    for norm in (ghost_batch_norm, ghost_batch_norm_reference):
+        mean, var, weight, bias = (
+            draw(6, seed=seed)[::2] if of == odd else draw(3, seed=seed)  # with gaps
+            for seed, of in enumerate(("statistics", "statistics", "parameters", "parameters"))
+        )
+        leaves = [t.requires_grad_() for t in (x.clone(), weight, bias)]
+        counts = torch.tensor([-3, 7], dtype=torch.int32 if odd == "count" else torch.long)
+        y = norm(leaves[0], mean, var, *leaves[1:], ghost=8, num_batches_tracked=counts[0])
+        found.append([y, *torch.autograd.grad(y, leaves, dy), mean, var, counts])
+    assert_close(found[0], found[1])
+
+
 def test_ghosts_are_those_of_the_plain_code_for_every_count():
     for samples in range(2, 40):
         x = draw(samples, 2, 3, seed=samples)
@@ -217,3 +257,5 @@ def test_the_switch_and_other_dtypes_leave_it_to_plain_code(dtype, monkeypatch):
     assert paths.kernels_serve(x) == (dtype == torch.float32)
     monkeypatch.setenv(paths.SWITCH, "0")
     assert not paths.kernels_serve(x)
+    monkeypatch.setenv(paths.SWITCH, "interpret")  # then Triton's serve, but none in fp64
+    assert not paths.kernels_serve(x.double())
