@@ -82,13 +82,22 @@ def _is_whole(path: Path) -> bool:
 
 
 def _compile(compiler: tuple[str, ...], options: tuple[str, ...], path: Path) -> Path:
+    """Compile, then link, in a session of its own: Ctrl-C is for the run, not for the compiler."""
     compiled = str(path.with_suffix(".o"))
     for arguments in (
         (*options, "-c", str(SOURCE), "-o", compiled),
         ("-shared", compiled, "-o", str(path), "-lm"),
     ):
         command = (*compiler, *arguments)
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+        subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=120,
+            start_new_session=True,
+        )
     return path
 
 

@@ -137,6 +137,14 @@ def test_where_the_variance_is_beyond_all_numbers_so_may_be_a_product():
     assert dx.abs().max() == 0
 
 
+def test_autograd_knows_that_running_statistics_have_moved():
+    """So that it refuses to differentiate what was computed from them before."""
+    mean, var, tracked = draw(3), draw(3).square(), torch.tensor(0)
+    before = [t._version for t in (mean, var, tracked)]
+    ghost_batch_norm(draw(8, 3), mean, var, ghost=4, num_batches_tracked=tracked)
+    assert [t._version for t in (mean, var, tracked)] == [version + 1 for version in before]
+
+
 @pytest.mark.parametrize("odd", ["parameters", "statistics", "count"])
 def test_tensors_that_no_kernel_can_take_as_they_are_give_the_same(odd):
     x, dy = draw(40, 3, 2), draw(40, 3, 2, seed=1)
