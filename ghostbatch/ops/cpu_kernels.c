@@ -348,19 +348,18 @@ static Scratch scratch(const Work *w, long k, long part) {
     const long P = padded(w->channels), nth = (k - w->whole) % w->together;
     const long place = k < w->whole ? omp_get_thread_num() : nth * w->parts + part;
     double *one = w->room + place * ROOM * P;
-    REAL *row[ROOM] = {(REAL *)(one + 2 * P)};
-    for (int i = 1; i < ROOM; i++) row[i] = row[i - 1] + P;
+    REAL *row[ROOM - 2] = {(REAL *)(one + 2 * P)};
+    for (int i = 1; i < ROOM - 2; i++) row[i] = row[i - 1] + P;
     return (Scratch){one,    one + P, row[0], row[1], row[2],
                      row[3], row[4],  row[5], row[6], row[7]};
 }
 
-/* The sums over a whole ghost. */
-static void total(const Work *w, long k, long c, double *one, double *two) {
+/* The sums over a whole ghost; those of its parts lie side by side. */
+static void total(const Work *w, const Scratch *s, long part, long c, double *one, double *two) {
+    const long P = padded(w->channels);
+    const double *at = s->one + c - part * ROOM * P;
     *one = *two = 0;
-    for (long part = 0; part < w->parts; part++) {
-        const Scratch s = scratch(w, k, part);
-        *one += s.one[c], *two += s.two[c];
-    }
+    for (long i = 0; i < w->parts; i++, at += ROOM * P) *one += at[0], *two += at[P];
 }
 
 static REAL scale(const Work *w, long c) { return w->weight ? w->weight[c] : 1; }
@@ -410,7 +409,7 @@ static void result_forward(const Work *w, long k, long part) {
     const double n = count(w, k);
     for (long c = 0; c < C; c++) {
         double one, two;
-        total(w, k, c, &one, &two);
+        total(w, &s, part, c, &one, &two);
         const double off = one / n, variance = two / n - off * off;
         const double biased = variance < 0 ? 0 : variance;
         const REAL invstd = 1 / sqrt(biased + w->eps);
@@ -473,7 +472,7 @@ static void result_backward(const Work *w, long k, long part) {
     double *gradients = parameters(w, k);
     for (long c = 0; c < C; c++) {
         double one, two;
-        total(w, k, c, &one, &two);
+        total(w, &s, part, c, &one, &two);
         const double gain = scale(w, c) * (double)invstd[c];
         /* A variance beyond all numbers leaves an xhat of 0. */
         const double dot = invstd[c] == 0 ? 0 : two * invstd[c];
