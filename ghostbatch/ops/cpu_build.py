@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("cpu_kernels.c")
+CPU = Path("/proc/cpuinfo")
 COMPILE = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
 TYPES = {
     torch.float32: ("-DREAL=float", "-DSTORED=float"),
@@ -115,7 +116,7 @@ def _key(compiler: tuple[str, ...], options: tuple[str, ...]) -> str:
     seen = Path(compiler[0]).resolve().stat()
     cpu = [
         line
-        for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        for line in CPU.read_text().split("\n\n")[0].splitlines()
         if line.startswith(("model name", "flags", "Features", "CPU part"))
     ]
     made_from = (SOURCE.read_text(), compiler, options, seen.st_size, seen.st_mtime_ns, cpu)

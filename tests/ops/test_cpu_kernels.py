@@ -259,6 +259,31 @@ def test_several_processes_may_build_at_once(fresh, tmp_path):
     assert len(list((tmp_path / "ghostbatch").iterdir())) == 1
 
 
+def test_another_compiler_option_source_or_cpu_is_another_library(tmp_path, monkeypatch):
+    cc = tmp_path / "cc"
+    cc.write_text("one")
+    keys = [cpu_build._key((str(cc),), ("-O3",)), cpu_build._key((str(cc),), ("-O2",))]
+    keys.append(cpu_build._key((str(cc), "-m32"), ("-O3",)))
+    assert cpu_build._key((str(cc),), ("-O3",)) == keys[0]
+    cc.write_text("another")
+    keys.append(cpu_build._key((str(cc),), ("-O3",)))
+    source = tmp_path / "source.c"
+    source.write_text("")
+    monkeypatch.setattr(cpu_build, "SOURCE", source)
+    keys.append(cpu_build._key((str(cc),), ("-O3",)))
+    cpu = tmp_path / "cpuinfo"
+    cpu.write_text("model name: other\nflags: sse\n\n")
+    monkeypatch.setattr(cpu_build, "CPU", cpu)
+    keys.append(cpu_build._key((str(cc),), ("-O3",)))
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_compiler_may_be_named_with_options(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "cc -g0")
+    assert cpu_build.library(torch.float64) is not None
+    assert [command[1] for command in fresh] == ["-g0", "-g0"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_the_switch_and_other_dtypes_leave_it_to_plain_code(dtype, monkeypatch):
     x = draw(8, 3, dtype=dtype)

@@ -341,6 +341,43 @@ def test_fused_forms_equal_their_unfused_twins(training, activation, with_residu
     assert_close(found[0], found[1])
 
 
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("beside", ["contiguous", "channels innermost", "every second pixel"])
+def test_a_residual_may_be_laid_out_in_another_way(layout, beside):
+    found = []
+    for fused in (True, False):
+        x = LAYOUTS[layout](draw(9, 3, 2, 4)).requires_grad_()
+        residual = LAYOUTS[beside](draw(9, 3, 2, 4, seed=1)).requires_grad_()
+        if fused:
+            y = ghost_batch_norm(x, ghost=4, activation="relu", residual=residual)
+        else:
+            y = F.relu(ghost_batch_norm(x, ghost=4) + residual)
+        grads = torch.autograd.grad(y, (x, residual), draw(9, 3, 2, 4, seed=2))
+        found.append([y.detach(), *grads])
+    assert_close(found[0], found[1], check_stride=False)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_what_is_no_number_passes_relu_and_its_gradient(with_residual):
+    found = []
+    for fused in (True, False):
+        x, residual = draw(8, 2, 3), draw(8, 2, 3, seed=1)
+        if with_residual:
+            residual[0, 0, 0] = torch.nan
+        else:
+            x[0, 0, 0], residual = torch.nan, None
+        x.requires_grad_()
+        if fused:
+            y = ghost_batch_norm(x, ghost=4, activation="relu", residual=residual)
+        else:
+            y = F.relu(ghost_batch_norm(x, ghost=4) + (0 if residual is None else residual))
+        found.append([y.detach(), *torch.autograd.grad(y, x, draw(8, 2, 3, seed=2))])
+    assert found[1][0].isnan().any()
+    assert_close(found[0], found[1], equal_nan=True)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("ghost", [0, -1, 4.0, True, "4", None])
 def test_a_bad_ghost_is_refused_by_name_in_either_mode(ghost, training):
