@@ -4,7 +4,7 @@ import ctypes
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ghostbatch.ops.buffers import Buffers
 from ghostbatch.ops.cpu_build import library
@@ -43,9 +43,21 @@ class Moving(ctypes.Structure):
     )
 
 
-def serves(x: Tensor) -> bool:
-    """Whether there are kernels for such a batch; the first that asks has them compiled."""
-    return x.device.type == "cpu" and library(x.dtype) is not None
+def serves(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether there are kernels for such a batch; the first that asks has them compiled.
+
+    They read memory, so all tensors must be what lies there: no subclass that holds others, no
+    view that is negated or zero without saying so in memory.
+    """
+    return library(x.dtype) is not None and all(
+        t is None
+        or (
+            type(t) in (Tensor, nn.Parameter)
+            and t.device.type == "cpu"
+            and not (t.is_neg() or t._is_zerotensor())
+        )
+        for t in (x, *others)
+    )
 
 
 def forward(

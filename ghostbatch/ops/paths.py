@@ -40,9 +40,9 @@ def triton_serves(x: Tensor) -> bool:
     return x.device.type == "cpu" and switch == "interpret"
 
 
-def _c_serves(x: Tensor) -> bool:
-    """Whether it goes to those for a CPU."""
-    return os.environ.get(SWITCH, "1") not in ("0", "interpret") and cpu.serves(x)
+def _c_serves(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether it goes to those for a CPU, with the tensors that come with it."""
+    return os.environ.get(SWITCH, "1") not in ("0", "interpret") and cpu.serves(x, *others)
 
 
 def forward(
@@ -64,7 +64,7 @@ def forward(
             return result
         except Exception as error:
             _give_up(error)
-    if _c_serves(x):
+    if _c_serves(x, weight, bias, residual):
         return cpu.forward(x, weight, bias, ghost, eps, activation, residual, moving)
     return plain.forward(x, weight, bias, ghost, eps, activation, residual)
 
@@ -88,7 +88,7 @@ def backward(
             return result
         except Exception as error:
             _give_up(error)
-    if _c_serves(x):
+    if _c_serves(x, dy, weight, bias, y):
         return cpu.backward(dy, x, weight, statistics, ghost, activation, bias, y)
     return plain.backward(dy, x, weight, statistics, ghost, activation, bias, y)
 

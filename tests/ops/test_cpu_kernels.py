@@ -8,7 +8,9 @@ import warnings
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
+from torch.testing._internal.two_tensor import TwoTensor
 
 from ghostbatch.ops import (
     cpu,
@@ -159,6 +161,27 @@ def test_tensors_that_no_kernel_can_take_as_they_are_give_the_same(odd):
         y = norm(leaves[0], mean, var, *leaves[1:], ghost=8, num_batches_tracked=counts[0])
         found.append([y, *torch.autograd.grad(y, leaves, dy), mean, var, counts])
     assert_close(found[0], found[1])
+
+
+def test_what_does_not_lie_in_memory_as_it_reads_is_left_to_plain_code():
+    x = draw(8, 3, 2)
+    negated = torch.complex(draw(8, 3, 2, seed=1), -x).conj().imag
+    assert negated.is_neg()
+    expected = ghost_batch_norm_reference(x, ghost=4)
+    assert_close(ghost_batch_norm(negated, ghost=4), expected)
+    leaf = x.clone().requires_grad_()
+    (zero,) = torch.autograd.grad(
+        ghost_batch_norm(leaf, ghost=4), leaf, torch._efficientzerotensor(x.shape, dtype=x.dtype)
+    )
+    assert zero.abs().max() == 0
+    pair = TwoTensor(draw(3, seed=2), draw(3, seed=2))
+    y = ghost_batch_norm(x, None, None, pair, ghost=4)
+    assert_close(getattr(y, "a", y), ghost_batch_norm_reference(x, None, None, pair.a, ghost=4))
+
+
+def test_who_watches_operators_sees_one():
+    graph = make_fx(lambda x: ghost_batch_norm(x, ghost=4))(draw(8, 3)).graph
+    assert torch.ops.ghostbatch.ghost_norm.default in [node.target for node in graph.nodes]
 
 
 def test_ghosts_are_those_of_the_plain_code_for_every_count():
