@@ -184,8 +184,7 @@ def ghost_norm(
     function may move running statistics, and says so in them.
     """
     inputs = (x, weight, bias, ghost, eps, activation, residual)
-    watched = torch._C._len_torch_dispatch_stack() > 0  # by someone who wants to see operators
-    if torch.compiler.is_compiling() or type(x) is not Tensor or watched:
+    if torch.compiler.is_compiling() or type(x) is not Tensor:
         result: tuple[Tensor, Tensor] = ghost_norm_op(*inputs)
         return result
     return GhostNorm.apply(*inputs, moving)  # type: ignore[no-any-return, no-untyped-call]
