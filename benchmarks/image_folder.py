@@ -87,7 +87,7 @@ def ours(root: Path, workers: int) -> Callable[[], Iterator[object]]:
         feed = FolderFeed(data, device=torch.device("cpu"), dtype=torch.float32, **settings)  # type: ignore[arg-type]
         update = 0
         while True:
-            yield from feed.pieces(update, [slice(0, BATCH)])
+            yield from feed.micro_batches(update, [slice(0, BATCH)])
             update += 1
 
     return start

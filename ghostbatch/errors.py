@@ -20,9 +20,9 @@ class InputError(ValueError):
         return type(self), (self.field, self.problem, self.remedy)
 
 
-class OwnError(InputError):
+class RankLocalError(InputError):
     """What one rank may meet and the others not: each that does says so, not only the first."""
 
 
-class OwnWarning(UserWarning):
+class RankLocalWarning(UserWarning):
     """The same for what does not end a run."""

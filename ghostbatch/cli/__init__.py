@@ -19,7 +19,7 @@ from ghostbatch.cli.plan import plan_command
 from ghostbatch.cli.study import print_report, study_command
 from ghostbatch.cli.train import train_command
 from ghostbatch.data import DATASETS
-from ghostbatch.errors import InputError, OwnError, OwnWarning
+from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning
 from ghostbatch.nn import MODELS
 from ghostbatch.study import PROVISIONAL, RECIPES, STUDIES, WorkerDied
 from ghostbatch.train import is_first
@@ -43,7 +43,7 @@ def main() -> None:
     try:
         run(sys.argv[1:])
     except InputError as error:
-        _fail(str(error), 2, own=isinstance(error, OwnError))
+        _fail(str(error), 2, own=isinstance(error, RankLocalError))
     except WorkerDied as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def _fail(line: str, code: int, own: bool = False) -> None:
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """One line, as for errors."""
-    if is_first() or isinstance(message, OwnWarning):
+    if is_first() or isinstance(message, RankLocalWarning):
         _say(str(message))
 
 

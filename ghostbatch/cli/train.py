@@ -16,7 +16,7 @@ from ghostbatch.report.tensorboard import TensorBoard
 from ghostbatch.report.terminal import clock
 from ghostbatch.study import find_recipe
 from ghostbatch.train import Record, data_bytes, estimate, find_device, is_first, train
-from ghostbatch.train.reference import read_legs
+from ghostbatch.train.reference import read_drop_targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def _print_estimates(options: TrainOptions, console: Console) -> None:
     recipe, info = options.recipe, find_info(options.recipe.data)
     plan = recipe.plan(info.samples)
     if recipe.hold == "distance":
-        read_legs(plan)  # refused now if the run would be
+        read_drop_targets(plan)  # refused now if the run would be
     data = "images are decoded as they go"
     if not (recipe.data.startswith("folder:") or recipe.data == "imagenet"):
         data = f"{data_bytes(info) / 2**20:,.0f} MiB for the data"

@@ -2,8 +2,7 @@
 
 from ghostbatch.data.catalog import DATASETS, Data, find_dataset, find_info, load, open_feed
 from ghostbatch.data.datasets import ImageData, Info, Split
-from ghostbatch.data.draws import generator, key
-from ghostbatch.data.feed import Feed, Piece, TensorFeed
+from ghostbatch.data.feed import Feed, MicroBatch, TensorFeed
 from ghostbatch.data.folder import OnBadImage
 from ghostbatch.data.stream import PermutationStream
 
@@ -13,15 +12,13 @@ __all__ = [
     "Feed",
     "ImageData",
     "Info",
+    "MicroBatch",
     "OnBadImage",
     "PermutationStream",
-    "Piece",
     "Split",
     "TensorFeed",
     "find_dataset",
     "find_info",
-    "generator",
-    "key",
     "load",
     "open_feed",
 ]

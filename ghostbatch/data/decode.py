@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ghostbatch.data.draws import generator
 from ghostbatch.data.stream import PermutationStream
+from ghostbatch.draws import generator
 
 RESIZE, CROP = 256, 224
 """The shorter side after resizing, and the square that is cut out."""
@@ -115,7 +115,7 @@ class Decoder:
         return Decoded(torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.long), problems)
 
 
-class Orphan:
+class WorkerInit:
     """Begins a worker: Ctrl-C is its parent's business, and it does not outlive it."""
 
     def __init__(self, parent: int) -> None:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from ghostbatch.data.datasets import ImageData
-from ghostbatch.data.draws import generator
 from ghostbatch.data.stream import PermutationStream
+from ghostbatch.draws import generator
 
 
-class Piece(NamedTuple):
+class MicroBatch(NamedTuple):
     """A part of a training batch, and where in the whole batch it stands."""
 
     positions: slice
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 class Feed(Protocol):
     """What a run asks of its data. Draws are made for whole batches, however they are cut."""
 
-    def pieces(self, update: int, positions: Sequence[slice]) -> Iterable[Piece]:
+    def micro_batches(self, update: int, positions: Sequence[slice]) -> Iterable[MicroBatch]:
         """Parts of one training batch, made as they are asked for."""
 
     def test_batches(
@@ -83,7 +83,7 @@ class TensorFeed:
         self._train, self._test = data.train.to(device), data.test.to(device)
         self._normalise = Normalise(data.mean, data.deviation, device, dtype)
 
-    def pieces(self, update: int, positions: Iterable[slice]) -> Iterator[Piece]:
+    def micro_batches(self, update: int, positions: Iterable[slice]) -> Iterator[MicroBatch]:
         """Parts of one training batch, made as they are asked for."""
         indices = self.stream.indices(update)
         if self.augmentation is not None:
@@ -96,7 +96,7 @@ class TensorFeed:
             else:
                 draws = crops[:, where].to(self._device)
                 images = self.augmentation(self._train.images, chosen, draws)
-            yield Piece(where, self._normalise(images), self._train.labels[chosen])
+            yield MicroBatch(where, self._normalise(images), self._train.labels[chosen])
 
     def test_batches(
         self, size: int = 1000, start: int = 0, step: int = 1

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ghostbatch.data.datasets import Info
-from ghostbatch.data.decode import CROP, Decoded, Decoder, Files, Order, Orders, Orphan, decode
-from ghostbatch.data.draws import generator
-from ghostbatch.data.feed import Normalise, Piece
+from ghostbatch.data.decode import CROP, Decoded, Decoder, Files, Order, Orders, WorkerInit, decode
+from ghostbatch.data.feed import MicroBatch, Normalise
 from ghostbatch.data.stream import PermutationStream
-from ghostbatch.errors import InputError, OwnError, OwnWarning
+from ghostbatch.draws import generator
+from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning
 
 OnBadImage = Literal["fatal", "skip"]
 
@@ -137,7 +137,7 @@ class FolderFeed:
         self._next: tuple[int, tuple[slice, ...]] | None = None
         self._said: set[str] = set()
 
-    def pieces(self, update: int, positions: Sequence[slice]) -> Iterator[Piece]:
+    def micro_batches(self, update: int, positions: Sequence[slice]) -> Iterator[MicroBatch]:
         """Parts of one training batch; the workers are ahead by a few of them."""
         wanted = tuple(positions)
         if self._ahead is None or self._next != (update, wanted):
@@ -150,7 +150,7 @@ class FolderFeed:
             if self.augment:
                 flip = flips[where].to(self.device).view(-1, 1, 1, 1) < 0.5
                 images = torch.where(flip, images.flip(3), images)
-            yield Piece(where, self._normalise(images), labels)
+            yield MicroBatch(where, self._normalise(images), labels)
         self._next = (update + 1, wanted)
 
     def test_batches(
@@ -174,7 +174,7 @@ class FolderFeed:
             batch_sampler=orders,
             num_workers=self.workers,
             collate_fn=_as_it_is,
-            worker_init_fn=Orphan(os.getpid()),
+            worker_init_fn=WorkerInit(os.getpid()),
             pin_memory=self.device.type == "cuda",
         )
         return iter(loader)
@@ -183,9 +183,11 @@ class FolderFeed:
         """To the device, and say what could not be read."""
         images, labels, problems = decoded
         if problems and not self.skip:
-            raise OwnError("data", problems[0], "replace or remove it, or use --on-bad-image skip")
+            raise RankLocalError(
+                "data", problems[0], "replace or remove it, or use --on-bad-image skip"
+            )
         for problem in sorted(set(problems) - self._said):
-            warnings.warn(f"{problem}; it is skipped", OwnWarning, stacklevel=3)
+            warnings.warn(f"{problem}; it is skipped", RankLocalWarning, stacklevel=3)
         self._said.update(problems)
         images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         return images, labels.to(self.device, non_blocking=True)

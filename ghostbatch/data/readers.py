@@ -16,7 +16,7 @@ import torch
 from ghostbatch.data.augment import PadCropFlip
 from ghostbatch.data.datasets import ImageData, Split
 from ghostbatch.errors import InputError
-from ghostbatch.nn.external import import_torchvision
+from ghostbatch.optional import import_torchvision
 
 
 def digits(data_dir: Path, download: bool) -> ImageData:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ghostbatch.data.draws import generator
+from ghostbatch.draws import generator
 
 
 class PermutationStream:

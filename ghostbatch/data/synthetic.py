@@ -7,7 +7,7 @@ import torch
 
 from ghostbatch.data.augment import PadCropFlip
 from ghostbatch.data.datasets import ImageData, Info, Split
-from ghostbatch.data.draws import generator
+from ghostbatch.draws import generator
 from ghostbatch.errors import InputError
 
 CLASSES = 10

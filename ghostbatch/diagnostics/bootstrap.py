@@ -73,7 +73,7 @@ class Line:
         return np.asarray(np.sqrt(variance * (self.spread @ powers)))
 
 
-class Memory:
+class AR1Estimator:
     """Reads phi off the residuals of a fit, whose own lag-1 correlation is lower on average."""
 
     def __init__(self, line: Line) -> None:
@@ -120,7 +120,7 @@ class Blocks:
 
 def line_intervals(line: Line, d: Array, level: float, blocks: Blocks) -> list[Interval]:
     """Intervals for the coefficients of a straight fit."""
-    residuals, memory = line.residuals(d), Memory(line)
+    residuals, memory = line.residuals(d), AR1Estimator(line)
     phi, variance = _noise_level(line, memory, residuals)
     noise = blocks.noise(residuals, phi, variance)
     left = line.residuals(noise)
@@ -144,7 +144,7 @@ def power_interval(
     """
     here = Line.on(tangent(x, p))
     straight = Line.on(tangent(x, p)[:, :2])
-    residuals, memory = straight.residuals(d), Memory(here)
+    residuals, memory = straight.residuals(d), AR1Estimator(here)
     phi, variance = _noise_level(here, memory, residuals)
     noise = blocks.noise(residuals, phi, variance)
     short = max(1.0, here.expected(phi, variance)[2] / (noise @ here.inverse[2]).std())
@@ -160,7 +160,7 @@ def power_interval(
 
 
 def _power_ratios(
-    x: Array, curve: Array, noise: Array, truth: float, grid: Array, memory: Memory
+    x: Array, curve: Array, noise: Array, truth: float, grid: Array, memory: AR1Estimator
 ) -> Array:
     """Student's ratios of ln p over the curves ``curve + noise``, by a search over the grid."""
     columns = np.stack([tangent(x, p) for p in np.exp(grid)])
@@ -187,7 +187,7 @@ def _power_ratios(
     return ratios
 
 
-def _noise_level(line: Line, memory: Memory, residuals: Array) -> tuple[float, float]:
+def _noise_level(line: Line, memory: AR1Estimator, residuals: Array) -> tuple[float, float]:
     """Correlation and variance of the errors."""
     phi = float(memory.phi(residuals))
     taken = phi ** np.arange(len(residuals)) @ line.taken

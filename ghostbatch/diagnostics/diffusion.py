@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 
 from ghostbatch.diagnostics.bootstrap import (
+    AR1Estimator,
     Array,
     Blocks,
     Interval,
     Line,
-    Memory,
     line_intervals,
     power_interval,
     tangent,
@@ -176,7 +176,7 @@ def _autocorrelation(t: Array, d: Array, exponent: float, model: str) -> float:
     """Of the errors of one of the three models."""
     x = {"log": np.log(t), "sqrt": np.sqrt(t), "power": np.log(t) ** exponent}[model]
     fit = Line.on(_columns(x))
-    memory = Memory(Line.on(tangent(np.log(t), exponent)) if model == "power" else fit)
+    memory = AR1Estimator(Line.on(tangent(np.log(t), exponent)) if model == "power" else fit)
     return float(memory.phi(fit.residuals(d)))
 
 

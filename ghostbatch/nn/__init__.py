@@ -1,7 +1,8 @@
 """Ghost batch norm layers, conversion of models, and the paper's networks."""
 
 from ghostbatch.nn.convert import to_ghost, to_plain
-from ghostbatch.nn.dropout import Place, place_dropout
+from ghostbatch.nn.cross_rank import to_cross_rank
+from ghostbatch.nn.dropout import BatchPosition, key_dropout
 from ghostbatch.nn.networks import MODELS, find_model
 from ghostbatch.nn.norm import (
     GhostBatchNorm1d,
@@ -9,18 +10,17 @@ from ghostbatch.nn.norm import (
     GhostBatchNorm3d,
     sync_statistics,
 )
-from ghostbatch.nn.whole import to_whole
 
 __all__ = [
     "MODELS",
+    "BatchPosition",
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
-    "Place",
     "find_model",
-    "place_dropout",
+    "key_dropout",
     "sync_statistics",
+    "to_cross_rank",
     "to_ghost",
     "to_plain",
-    "to_whole",
 ]

@@ -1,4 +1,4 @@
-"""Dropout whose masks depend on the update and on a sample's place in the batch, nothing else.
+"""Dropout whose masks depend on the update and on a sample's position in the batch, nothing else.
 
 PyTorch draws a mask from one stream for whatever samples it is given, so the mask of a sample
 changes with the number of ranks and micro-batches. Here each value is kept or dropped by a hash of
@@ -12,23 +12,23 @@ BITS = 53
 """Of the hash that are compared with p: as many as a float holds."""
 
 
-class Place:
+class BatchPosition:
     """Where the samples of the next forward stand; tensors, so that compiled code may read it."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.key = torch.zeros((), dtype=torch.long, device=device)
         self.first = torch.zeros((), dtype=torch.long, device=device)
 
-    def move(self, key: int, first: int) -> None:
+    def set(self, key: int, first: int) -> None:
         """Say which update comes, and the position in its batch of the forward's first sample."""
         self.key.fill_(key)
         self.first.fill_(first)
 
 
-class PlacedDropout(nn.Dropout):
-    """nn.Dropout with a mask per place."""
+class KeyedDropout(nn.Dropout):
+    """nn.Dropout with a mask per position."""
 
-    place: Place
+    position: BatchPosition
     layer: int
     """Number of this layer in the model."""
 
@@ -37,60 +37,60 @@ class PlacedDropout(nn.Dropout):
         return _dropped(self, input, tuple(input.shape[1:]))
 
 
-class _PlacedChannels(nn.Module):
+class _KeyedChannels(nn.Module):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Drop whole channels of (N, C, ...)."""
         return _dropped(self, input, (input.shape[1], *(1,) * (input.dim() - 2)))
 
 
-class PlacedDropout1d(_PlacedChannels, nn.Dropout1d):
-    """nn.Dropout1d with a mask per place."""
+class KeyedDropout1d(_KeyedChannels, nn.Dropout1d):
+    """nn.Dropout1d with a mask per position."""
 
 
-class PlacedDropout2d(_PlacedChannels, nn.Dropout2d):
-    """nn.Dropout2d with a mask per place."""
+class KeyedDropout2d(_KeyedChannels, nn.Dropout2d):
+    """nn.Dropout2d with a mask per position."""
 
 
-class PlacedDropout3d(_PlacedChannels, nn.Dropout3d):
-    """nn.Dropout3d with a mask per place."""
+class KeyedDropout3d(_KeyedChannels, nn.Dropout3d):
+    """nn.Dropout3d with a mask per position."""
 
 
-PLACED: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Dropout: PlacedDropout,
-    nn.Dropout1d: PlacedDropout1d,
-    nn.Dropout2d: PlacedDropout2d,
-    nn.Dropout3d: PlacedDropout3d,
+KEYED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Dropout: KeyedDropout,
+    nn.Dropout1d: KeyedDropout1d,
+    nn.Dropout2d: KeyedDropout2d,
+    nn.Dropout3d: KeyedDropout3d,
 }
 
 
-def place_dropout(model: nn.Module, place: Place) -> None:
-    """Have every dropout layer of ``model`` take its masks from ``place``.
+def key_dropout(model: nn.Module, position: BatchPosition) -> None:
+    """Have every dropout layer of ``model`` take its masks from ``position``.
 
     Only layers are found; a network that calls the function draws as PyTorch does.
     """
     for number, layer in enumerate(model.modules()):
-        if type(layer) in PLACED:
-            layer.__class__ = PLACED[type(layer)]
-            layer.place = place  # type: ignore[assignment]
+        if type(layer) in KEYED:
+            layer.__class__ = KEYED[type(layer)]
+            layer.position = position  # type: ignore[assignment]
             layer.layer = number  # type: ignore[assignment]
 
 
 def _dropped(layer: nn.Module, x: Tensor, features: tuple[int, ...]) -> Tensor:
-    p, place = float(layer.p), layer.place  # type: ignore[arg-type]
+    p, position = float(layer.p), layer.position  # type: ignore[arg-type]
     if not layer.training or p == 0:
         return x
-    kept = keep_mask(place, layer.layer, x.shape[0], features, p)  # type: ignore[arg-type]
+    kept = keep_mask(position, layer.layer, x.shape[0], features, p)  # type: ignore[arg-type]
     mask = kept.to(x.dtype).div_(1 - p if p < 1 else 1)
     return x.mul_(mask) if layer.inplace else x * mask
 
 
 def keep_mask(
-    place: Place, layer: int, samples: int, features: tuple[int, ...], p: float
+    position: BatchPosition, layer: int, samples: int, features: tuple[int, ...], p: float
 ) -> Tensor:
     """Which values of (samples, *features) are kept: each with probability 1 - p."""
-    device = place.key.device
-    positions = torch.arange(samples, device=device).add_(place.first)
-    rows = _mix(_mix(place.key + layer) + positions)
+    device = position.key.device
+    positions = torch.arange(samples, device=device).add_(position.first)
+    rows = _mix(_mix(position.key + layer) + positions)
     columns = torch.arange(torch.Size(features).numel(), device=device)
     bits = _mix(rows.unsqueeze(1) + columns) >> (64 - BITS) & (1 << BITS) - 1
     return (bits >= int(p * 2**BITS)).view(samples, *features)

@@ -7,18 +7,16 @@ network is built, so that a recipe can be read where its network cannot.
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from ghostbatch.errors import InputError
+from ghostbatch.optional import import_timm, import_torchvision
 
 Builder = Callable[..., nn.Module]
 """Takes ``num_classes``, ``in_channels`` and ``image_size``; returns the network."""
@@ -56,12 +54,12 @@ def from_torchvision(name: str) -> Builder:
 def from_timm(name: str) -> Builder:
     """The builder of one of timm's networks."""
     if find_spec("timm") is not None:
-        timm = _import_timm()
+        timm = import_timm()
         if not timm.is_model(name):
             _check_known("timm", name, timm.list_models())
 
     def build(num_classes: int = 1000, *, in_channels: int = 3, image_size: int = 224) -> nn.Module:
-        timm = _import_timm()
+        timm = import_timm()
         options: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_channels}
         if timm.get_pretrained_cfg(name).fixed_input_size:
             options["img_size"] = image_size
@@ -98,46 +96,6 @@ FAMILIES: dict[str, Callable[[str], Builder]] = {
     "timm": from_timm,
     "python": from_python,
 }
-
-
-def import_torchvision() -> ModuleType:
-    """torchvision, also where its compiled operators do not load.
-
-    Built for another torch (one with CUDA, say), torchvision leaves its operators undefined and
-    then fails as it describes them to PyTorch. No data set and no classifier uses them, so it is
-    enough that the two schemas it describes first exist.
-    """
-    try:
-        return import_module("torchvision")
-    except ModuleNotFoundError as error:
-        if error.name != "torchvision":
-            raise
-        raise _not_installed("torchvision") from None
-    except RuntimeError as error:
-        if "torchvision::nms does not exist" not in str(error):
-            raise
-    schemas = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        schemas.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]  # what the failed import left
-    torchvision = import_module("torchvision")
-    torchvision.schemas = schemas  # type: ignore[attr-defined]  # they last as long as this object
-    return torchvision
-
-
-def _import_timm() -> ModuleType:
-    try:
-        import_torchvision()  # timm imports it, and could not help itself
-        return import_module("timm")
-    except ModuleNotFoundError as error:
-        if error.name != "timm":
-            raise
-        raise _not_installed("timm") from None
-
-
-def _not_installed(library: str) -> InputError:
-    return InputError(library, "is not installed", f"run pip install {library}")
 
 
 def _check_known(family: str, name: str, known: Iterable[str]) -> None:

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ghostbatch.diagnostics import DiffusionFit, fit_diffusion
+from ghostbatch.files import atomic_file
 from ghostbatch.report.runs import Group
 from ghostbatch.train import Record
-from ghostbatch.train.files import atomic_file
 
 INK = "#010203"
 """Text and axes; on the page this colour becomes that of the text around the figure."""

@@ -5,12 +5,12 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ghostbatch import __version__
+from ghostbatch.files import atomic_file
 from ghostbatch.recipe import Plan
 from ghostbatch.report.figures import draw_figures
 from ghostbatch.report.instruments import draw_instruments, has_instruments
 from ghostbatch.report.runs import Group, group_runs, read_runs
 from ghostbatch.report.table import HEADERS, Table, tables
-from ghostbatch.train.files import atomic_file
 
 
 def write_report(folder: Path) -> tuple[Path, list[Table]]:

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ghostbatch.data import generator, load
+from ghostbatch.data import load
 from ghostbatch.data.datasets import ImageData
 from ghostbatch.data.feed import Normalise
 from ghostbatch.diagnostics import BatchedLoss, random_potential
 from ghostbatch.diagnostics.separable import descend
 from ghostbatch.diagnostics.walk import random_walk
+from ghostbatch.draws import generator
+from ghostbatch.files import atomic_file, locked
 from ghostbatch.study.recipes import find_recipe
 from ghostbatch.train import read_summary
-from ghostbatch.train.files import atomic_file, locked
 from ghostbatch.train.state import initial_model
 
 OnProgress = Callable[[int, int], None]

@@ -15,9 +15,9 @@ from threading import Thread
 from typing import IO, Any, cast
 
 from ghostbatch.errors import InputError
+from ghostbatch.files import locked
 from ghostbatch.study.studies import Cell
 from ghostbatch.train import Record, Summary, read_summary
-from ghostbatch.train.files import locked
 from ghostbatch.train.folder import RunFolder
 
 PATIENCE = 20.0

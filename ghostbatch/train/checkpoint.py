@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ghostbatch.errors import InputError
-from ghostbatch.train.files import atomic_file
+from ghostbatch.files import atomic_file
 
 FORMAT = 2
 

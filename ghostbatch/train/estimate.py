@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ghostbatch.data import Info
 from ghostbatch.recipe import Plan
-from ghostbatch.train.cut import cut_batch
+from ghostbatch.train.split import split_batch
 from ghostbatch.train.state import State, parameter_dtype
 
 PROBE = 32
@@ -33,7 +33,7 @@ def estimate(plan: Plan, info: Info, device: torch.device, micro: int | None = N
     recipe = plan.recipe
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
         state = State(plan, info, device)
-        cut = cut_batch(recipe, state.model, micro, world=1)
+        cut = split_batch(recipe, state.model, micro, world=1)
         samples = min(cut.shard, PROBE)
         layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         images = torch.randn(

@@ -10,9 +10,9 @@ import torch
 
 import ghostbatch
 from ghostbatch.errors import InputError
+from ghostbatch.files import atomic_file
 from ghostbatch.recipe import Plan
 from ghostbatch.train.checkpoint import Checkpoints
-from ghostbatch.train.files import atomic_file
 from ghostbatch.train.record import Summary, read_summary, to_json
 
 

@@ -10,17 +10,17 @@ import torch
 
 from ghostbatch.data import Data, OnBadImage, load, open_feed
 from ghostbatch.diagnostics import log_spaced
-from ghostbatch.errors import InputError, OwnError
-from ghostbatch.nn import to_whole
+from ghostbatch.errors import InputError, RankLocalError
+from ghostbatch.files import locked
+from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
-from ghostbatch.train.cut import cut_batch
-from ghostbatch.train.files import locked
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.ranks import Ranks, joined
 from ghostbatch.train.record import OnRecord, Summary
-from ghostbatch.train.reference import read_legs
+from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.session import Interval, Session
 from ghostbatch.train.signals import Signals
+from ghostbatch.train.split import split_batch
 from ghostbatch.train.state import State, parameter_dtype
 
 DEVICES = ("cpu", "cuda")
@@ -78,18 +78,18 @@ def train(
         looks = _evenly(plan.updates, evaluations) | set(log_spaced(plan.updates, per_decade=4))
         notes = looks | set(log_spaced(plan.updates))
         state = State(plan, data.info, where)
-        cut = cut_batch(recipe, state.model, micro, ranks.world)
+        cut = split_batch(recipe, state.model, micro, ranks.world)
         if cut.whole and ranks.world > 1:
-            to_whole(state.model)
+            to_cross_rank(state.model)
         with _folder_of(plan, out, ranks) as folder:
-            if (ended := ranks.from_first(folder.summary)) is not None:
+            if (ended := ranks.on_rank_zero(folder.summary)) is not None:
                 return ended
             # refused, if it must be, before anything is written
-            saved = ranks.from_first(folder.checkpoint) or {"metrics": 0}
+            saved = ranks.on_rank_zero(folder.checkpoint) or {"metrics": 0}
             if "state" in saved:
                 state.load_state_dict(saved["state"])
             elif recipe.hold == "distance":
-                state.follow(ranks.from_first(lambda: read_legs(plan)))
+                state.follow(ranks.on_rank_zero(lambda: read_drop_targets(plan)))
             count = threads or torch.get_num_threads()
             checkpoints = Interval(checkpoint_seconds, checkpoint_updates)
             feed = open_feed(
@@ -104,7 +104,7 @@ def train(
             )
             going = (plan, feed, state, cut, ranks, folder, saved["metrics"], checkpoints)
             with (
-                _threads(ranks.from_first(lambda: folder.begin(where, count))),
+                _threads(ranks.on_rank_zero(lambda: folder.begin(where, count))),
                 closing(Session(*going, on_record)) as session,
                 Signals(launched=ranks.world > 1) as signals,
             ):
@@ -136,7 +136,7 @@ def find_device(name: str | torch.device | None) -> torch.device:
         device = torch.device(name)
         if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
             name = device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            kind, remedy = OwnError, "use as many ranks as this machine has GPUs, or cpu"
+            kind, remedy = RankLocalError, "use as many ranks as this machine has GPUs, or cpu"
         torch.empty(0, device=device)
         usable = device.type in DEVICES
     except (RuntimeError, AssertionError):  # how PyTorch says no depends on its build
@@ -150,9 +150,9 @@ def _load(name: str, data_dir: str | Path | None, download: bool, ranks: Ranks) 
     """The data set, on each rank; where it must be got, one rank of each machine gets it."""
     if download and ranks.world > 1:
         getter = os.environ.get("LOCAL_RANK", "0") == "0"
-        ranks.together(lambda: load(name, data_dir, download=True) if getter else None)
+        ranks.all_or_none(lambda: load(name, data_dir, download=True) if getter else None)
         download = False
-    return ranks.together(lambda: load(name, data_dir, download))
+    return ranks.all_or_none(lambda: load(name, data_dir, download))
 
 
 def _evenly(updates: int, times: int) -> set[int]:
@@ -169,11 +169,11 @@ def _folder_of(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[Run
                 return RunFolder(Path(held.enter_context(TemporaryDirectory())), plan)
             folder = RunFolder(Path(out), plan)
             if plan.recipe.hold == "distance" and not folder.begun():
-                read_legs(plan)  # refused, if it must be, before there is a folder
+                read_drop_targets(plan)  # refused, if it must be, before there is a folder
             held.enter_context(locked(folder.path))
             return folder
 
-        yield ranks.from_first(open_it)
+        yield ranks.on_rank_zero(open_it)
 
 
 @contextmanager

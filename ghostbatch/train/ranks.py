@@ -42,7 +42,7 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
-    def from_first(self, ask: Callable[[], Answer]) -> Answer:
+    def on_rank_zero(self, ask: Callable[[], Answer]) -> Answer:
         """What the first rank answers, on every rank; what it refuses, all refuse."""
         if self.world == 1:
             return ask()
@@ -57,7 +57,7 @@ class Ranks:
             raise box[0]
         return box[0]  # type: ignore[no-any-return]
 
-    def together(self, ask: Callable[[], Answer]) -> Answer:
+    def all_or_none(self, ask: Callable[[], Answer]) -> Answer:
         """What each rank finds by itself; what one of them must refuse, all refuse."""
         if self.world == 1:
             return ask()
@@ -72,7 +72,7 @@ class Ranks:
             raise refused
         return found  # type: ignore[return-value]
 
-    def least(self, found: Answer | None) -> Answer | None:
+    def min_over_ranks(self, found: Answer | None) -> Answer | None:
         """The least of what the ranks have found, if any has."""
         if self.world == 1:
             return found

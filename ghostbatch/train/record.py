@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ghostbatch.errors import InputError
-from ghostbatch.train.files import naming
+from ghostbatch.files import naming
 
 Split = Literal["train", "validation"]
 Status = Literal["finished", "diverged"]

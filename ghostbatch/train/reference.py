@@ -14,7 +14,7 @@ SETTLED = 0.05
 """A phase in which the distance grows by less than this fraction is decided by its updates."""
 
 
-class Legs(NamedTuple):
+class DropTargets(NamedTuple):
     """When the rate drops, for each drop."""
 
     reached: tuple[float, ...]
@@ -23,13 +23,13 @@ class Legs(NamedTuple):
     """And after so many updates since the drop before, at the latest."""
 
     @classmethod
-    def unknown(cls, plan: Plan) -> "Legs":
+    def unknown(cls, plan: Plan) -> "DropTargets":
         """The longest that a run can take, before a reference was read."""
         phases = plan.phases[:-1]
         return cls((inf,) * len(phases), tuple(LATEST * phase for phase in phases))
 
 
-def read_legs(plan: Plan) -> Legs:
+def read_drop_targets(plan: Plan) -> DropTargets:
     """Read the reference of a plan whose recipe holds the distance.
 
     At a low rate weights settle: their distance hardly grows, and weight decay may bring them back.
@@ -45,7 +45,7 @@ def read_legs(plan: Plan) -> Legs:
         reached.append(distance if walking else inf)
         longest.append(LATEST * phase if walking else phase)
         farthest = max(farthest, distance)
-    return Legs(tuple(reached), tuple(longest))
+    return DropTargets(tuple(reached), tuple(longest))
 
 
 def _check(folder: Path, plan: Plan) -> None:

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ghostbatch.data import Feed, Piece, generator, key
-from ghostbatch.errors import InputError, OwnError
+from ghostbatch.data import Feed, MicroBatch
+from ghostbatch.draws import generator, key
+from ghostbatch.errors import InputError, RankLocalError
 from ghostbatch.nn import sync_statistics
 from ghostbatch.optim import noise_weights
 from ghostbatch.recipe import Plan
-from ghostbatch.train.cut import Cut
 from ghostbatch.train.evaluate import evaluate
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.record import OnRecord, Record, Recorder, Status, Summary
+from ghostbatch.train.split import BatchSplit
 from ghostbatch.train.state import State
 from ghostbatch.train.step import take_gradients
 from ghostbatch.train.watch import find_nonfinite
@@ -49,7 +50,7 @@ class Session:
         plan: Plan,
         feed: Feed,
         state: State,
-        cut: Cut,
+        cut: BatchSplit,
         ranks: Ranks,
         folder: RunFolder,
         kept: int,
@@ -111,17 +112,20 @@ class Session:
             weights = noise_weights(recipe.batch, recipe.batch, recipe.base_batch, draw)
         return take_gradients(
             self.parallel,
-            ((p, p.positions != self.pieces[-1]) for p in self.feed.pieces(update, self.pieces)),
+            (
+                (p, p.positions != self.pieces[-1])
+                for p in self.feed.micro_batches(update, self.pieces)
+            ),
             factor=self.ranks.world / recipe.batch,
             weights=weights,
             autocast=self.autocast,
             at=self._draw_for,
         )
 
-    def _draw_for(self, piece: Piece) -> None:
+    def _draw_for(self, piece: MicroBatch) -> None:
         """Dropout layers know the place of each sample; what else a network draws, its start."""
         seed, update, first = self.plan.recipe.seed, self.state.update, piece.positions.start
-        self.state.place.move(key(seed, "dropout", update), first)
+        self.state.position.set(key(seed, "dropout", update), first)
         torch.manual_seed(key(seed, f"draws from {first}", update))
 
     def _too_large(self) -> InputError:
@@ -135,7 +139,7 @@ class Session:
         else:
             remedy = f"use a batch that {cut.unit} divides: it can be cut into micro-batches"
         problem = f"{cut.shard} samples at a time do not fit into this device's memory"
-        return OwnError("micro", problem, remedy)
+        return RankLocalError("micro", problem, remedy)
 
     # ------------------------------------------------------------------------------ records
 
@@ -198,7 +202,7 @@ class Session:
             last = self.record_validation()
         found = find_nonfinite(self.state.model, self._inputs(), self.autocast)
         sync_statistics(self.state.model)
-        where = self.ranks.least(found)
+        where = self.ranks.min_over_ranks(found)
         clip = "" if self.plan.recipe.clip is not None else "clip the gradient (clip 5), "
         return self._end(
             last,
@@ -210,7 +214,7 @@ class Session:
 
     def _inputs(self) -> Iterator[Tensor]:
         """What the network sees in this update."""
-        for piece in self.feed.pieces(self.state.update, self.pieces):
+        for piece in self.feed.micro_batches(self.state.update, self.pieces):
             self._draw_for(piece)
             yield piece.images
 
@@ -239,4 +243,4 @@ class Session:
             self.folder.end(summary)
             return summary
 
-        return self.ranks.from_first(write)
+        return self.ranks.on_rank_zero(write)

@@ -6,12 +6,13 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from ghostbatch.data import Info, key
+from ghostbatch.data import Info
 from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
-from ghostbatch.nn import Place, find_model, place_dropout, to_ghost
+from ghostbatch.draws import key
+from ghostbatch.nn import BatchPosition, find_model, key_dropout, to_ghost
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
-from ghostbatch.train.reference import Legs
+from ghostbatch.train.reference import DropTargets
 from ghostbatch.train.step import Tally
 from ghostbatch.train.watch import Watch
 
@@ -37,12 +38,12 @@ class State:
         self.scheduler = self._schedule()
         self.tally = Tally()
         self.watch = Watch()
-        self.place = Place(device)
-        place_dropout(self.model, self.place)
+        self.position = BatchPosition(device)
+        key_dropout(self.model, self.position)
 
     def _schedule(self) -> RegimeScheduler:
         """By the clock, or by distance; then `follow` says by which."""
-        plan, legs = self.plan, Legs.unknown(self.plan)
+        plan, legs = self.plan, DropTargets.unknown(self.plan)
         if plan.recipe.hold != "distance":
             return RegimeScheduler(
                 self.optimizer, plan.regime, samples_per_epoch=plan.samples, batch=plan.held_batch
@@ -57,7 +58,7 @@ class State:
             batch=plan.held_batch,
         )
 
-    def follow(self, legs: Legs) -> None:
+    def follow(self, legs: DropTargets) -> None:
         """Drop the rate where the reference had dropped it."""
         if isinstance(self.scheduler, DistanceScheduler):
             self.scheduler.follow(self.plan.regime, *legs)

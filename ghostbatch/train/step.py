@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ghostbatch.data import Piece
+from ghostbatch.data import MicroBatch
 from ghostbatch.train.ranks import accumulating
 
 
@@ -43,11 +43,11 @@ class Tally:
 
 def take_gradients(
     parallel: nn.Module,
-    pieces: Iterable[tuple[Piece, bool]],
+    pieces: Iterable[tuple[MicroBatch, bool]],
     factor: float,
     weights: Tensor | None,
     autocast: torch.autocast,
-    at: Callable[[Piece], None],
+    at: Callable[[MicroBatch], None],
 ) -> Tensor:
     """Add up the gradients of this rank's pieces; return its sums of loss and right answers.
 

@@ -8,7 +8,7 @@ import pytest
 
 import ghostbatch
 from ghostbatch import cli
-from ghostbatch.errors import OwnError
+from ghostbatch.errors import RankLocalError
 from ghostbatch.study import PROVISIONAL
 
 
@@ -190,7 +190,7 @@ def test_ranks_other_than_the_first_say_only_what_they_alone_may_meet(run, monke
     assert run("train", "f9-digits") == (2, "", "")
 
     def full(_words):
-        raise OwnError("micro", "64 samples do not fit", "use micro 32")
+        raise RankLocalError("micro", "64 samples do not fit", "use micro 32")
 
     monkeypatch.setitem(cli.COMMANDS, "train", full)
     assert run("train") == (2, "", "ghostbatch: micro: 64 samples do not fit; use micro 32\n")

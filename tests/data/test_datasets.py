@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ghostbatch.data import TensorFeed, generator, load
+from ghostbatch.data import TensorFeed, load
+from ghostbatch.draws import generator
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ghostbatch.data import TensorFeed, load
-from ghostbatch.train.cut import Cut
+from ghostbatch.train.split import BatchSplit
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def feed(data):
 @pytest.mark.parametrize("update", [0, 41, 7])  # 41 straddles two permutations
 def test_ranks_and_micro_batches_partition_every_batch_in_order(data, micro, world, update):
     (whole,) = feed(data).pieces(update, [slice(0, 96)])
-    cut = Cut(batch=96, micro=micro, world=world, unit=1)
+    cut = BatchSplit(batch=96, micro=micro, world=world, unit=1)
     pieces = [p for r in range(world) for p in feed(data).pieces(update, cut.pieces(r))]
     pieces.sort(key=lambda piece: piece.positions.start)
     assert torch.cat([p.images for p in pieces]).equal(whole.images)

@@ -11,10 +11,11 @@ from PIL import Image
 from torch import nn
 
 from ghostbatch import Recipe, Regime, train
-from ghostbatch.data import PermutationStream, find_info, generator, load
+from ghostbatch.data import PermutationStream, find_info, load
 from ghostbatch.data.decode import decode
 from ghostbatch.data.folder import FolderFeed
-from ghostbatch.errors import InputError, OwnError
+from ghostbatch.draws import generator
+from ghostbatch.errors import InputError, RankLocalError
 from ghostbatch.nn import MODELS
 
 SIZES = [(300, 280), (256, 400), (500, 260), (100, 120)]
@@ -224,5 +225,5 @@ def test_a_channel_that_never_changes_is_no_reason_for_infinities(tmp_path):
 
 
 def test_whichever_rank_meets_a_bad_image_says_so(damaged):
-    with pytest.raises(OwnError):
+    with pytest.raises(RankLocalError):
         list(feed(damaged, batch=24).pieces(0, [slice(0, 24)]))

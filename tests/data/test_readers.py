@@ -17,7 +17,7 @@ import torch
 
 from ghostbatch.data import catalog, load
 from ghostbatch.errors import InputError
-from ghostbatch.nn.external import import_torchvision
+from ghostbatch.optional import import_torchvision
 
 TRAIN, TEST = 20, 6
 IDX = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}

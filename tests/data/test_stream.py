@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghostbatch.data import PermutationStream, generator, key
+from ghostbatch.data import PermutationStream
+from ghostbatch.draws import generator, key
 
 SAMPLES, BATCHES = st.integers(1, 60), st.integers(1, 150)
 SEEDS = st.integers(0, 2**40)

@@ -4,7 +4,7 @@ from types import ModuleType
 
 import pytest
 
-from ghostbatch.nn.external import import_torchvision
+from ghostbatch.optional import import_torchvision
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Dropout by place: as random as PyTorch's, and the same however the batch is cut."""
+"""Dropout by position: as random as PyTorch's, and the same however the batch is cut."""
 
 import shutil
 from itertools import pairwise
@@ -10,35 +10,35 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ghostbatch.data import key
-from ghostbatch.nn import Place, place_dropout
+from ghostbatch.draws import key
+from ghostbatch.nn import BatchPosition, key_dropout
 from ghostbatch.nn.dropout import keep_mask
 
 SAMPLES, FEATURES = 256, 1024
 
 
 @pytest.fixture
-def place():
-    place = Place()
-    place.move(key(0, "dropout", 3), first=0)
-    return place
+def position():
+    position = BatchPosition()
+    position.set(key(0, "dropout", 3), first=0)
+    return position
 
 
-def placed(layer, place):
-    """A dropout layer at its place in a model."""
-    place_dropout(nn.Sequential(layer), place)
+def keyed(layer, position):
+    """A dropout layer at its position in a model."""
+    key_dropout(nn.Sequential(layer), position)
     return layer
 
 
-def at(place, update, first=0):
-    place.move(key(0, "dropout", update), first)
-    return place
+def at(position, update, first=0):
+    position.set(key(0, "dropout", update), first)
+    return position
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.9])
-def test_values_are_dropped_at_their_rate_and_the_rest_scaled(place, p):
+def test_values_are_dropped_at_their_rate_and_the_rest_scaled(position, p):
     x = torch.ones(SAMPLES, FEATURES)
-    y = placed(nn.Dropout(p), place)(x)
+    y = keyed(nn.Dropout(p), position)(x)
     assert y.unique().tolist() == pytest.approx([0, 1 / (1 - p)])
     count = x.numel()
     five_sigma = 5 * (p * (1 - p) * count) ** 0.5
@@ -46,8 +46,8 @@ def test_values_are_dropped_at_their_rate_and_the_rest_scaled(place, p):
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_every_row_and_every_column_is_dropped_at_the_rate(place, dim):
-    kept = keep_mask(place, 1, SAMPLES, (FEATURES,), 0.5).double()
+def test_every_row_and_every_column_is_dropped_at_the_rate(position, dim):
+    kept = keep_mask(position, 1, SAMPLES, (FEATURES,), 0.5).double()
     count = kept.shape[dim]
     z = (kept.sum(dim) - count / 2) / (count / 4) ** 0.5
     assert float(z.abs().max()) < 5
@@ -61,17 +61,17 @@ def correlation(a, b):
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 64])
-def test_neighbours_in_row_column_update_and_layer_are_uncorrelated(place, step):
+def test_neighbours_in_row_column_update_and_layer_are_uncorrelated(position, step):
     def mask(layer=1):
-        return keep_mask(place, layer, SAMPLES, (FEATURES,), 0.5)
+        return keep_mask(position, layer, SAMPLES, (FEATURES,), 0.5)
 
     here = mask()
     others = {
         "row": (here[step:], here[:-step]),
         "column": (here[:, step:], here[:, :-step]),
         "layer": (mask(layer=1 + step), here),
-        "raw key": (keep_mask(moved(int(place.key) + step), 1, SAMPLES, (FEATURES,), 0.5), here),
-        "update": (keep_mask(at(Place(), 3 + step), 1, SAMPLES, (FEATURES,), 0.5), here),
+        "raw key": (keep_mask(moved(int(position.key) + step), 1, SAMPLES, (FEATURES,), 0.5), here),
+        "update": (keep_mask(at(BatchPosition(), 3 + step), 1, SAMPLES, (FEATURES,), 0.5), here),
     }
     for name, pair in others.items():
         if name == "raw key":  # key + layer is all that counts: keys are hashes, 2^63 apart
@@ -80,9 +80,9 @@ def test_neighbours_in_row_column_update_and_layer_are_uncorrelated(place, step)
 
 
 def moved(raw):
-    place = Place()
-    place.move(raw, first=0)
-    return place
+    position = BatchPosition()
+    position.set(raw, first=0)
+    return position
 
 
 @given(
@@ -91,97 +91,97 @@ def moved(raw):
     update=st.integers(0, 2**40),
 )
 def test_the_masks_of_pieces_are_the_mask_of_the_whole(cuts, first, update):
-    place = Place()
-    layer = placed(nn.Dropout(0.5), place)
+    position = BatchPosition()
+    layer = keyed(nn.Dropout(0.5), position)
     x = torch.ones(40, 9)
-    at(place, update, first)
+    at(position, update, first)
     whole = layer(x)
     pieces = []
     for start, end in pairwise([0, *sorted(set(cuts)), 40]):
-        at(place, update, first + start)
+        at(position, update, first + start)
         pieces.append(layer(x[start:end]))
     assert torch.cat(pieces).equal(whole)
 
 
-def test_update_layer_and_position_each_change_the_mask(place):
+def test_update_layer_and_position_each_change_the_mask(position):
     model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))
-    place_dropout(model, place)
+    key_dropout(model, position)
     x = torch.ones(8, 64)
     here = model[0](x)
-    assert model[0](x).equal(here), "the same place, the same mask"
+    assert model[0](x).equal(here), "the same position, the same mask"
     assert not model[1](x).equal(here)
     assert not model[0](x)[0].equal(here[1])
-    at(place, 4)
+    at(position, 4)
     assert not model[0](x).equal(here)
 
 
 @pytest.mark.parametrize(
     "kind", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d], ids=lambda k: k.__name__
 )
-def test_evaluation_and_p_0_are_the_identity_and_p_1_drops_all(place, kind):
+def test_evaluation_and_p_0_are_the_identity_and_p_1_drops_all(position, kind):
     x = torch.randn(4, 3, *(2,) * {"1d": 1, "2d": 2, "3d": 3}.get(kind.__name__[-2:], 1))
-    assert placed(kind(0.5), place).eval()(x) is x
-    assert placed(kind(0.0), place)(x).equal(x)
-    assert placed(kind(1.0), place)(x).equal(torch.zeros_like(x))
+    assert keyed(kind(0.5), position).eval()(x) is x
+    assert keyed(kind(0.0), position)(x).equal(x)
+    assert keyed(kind(1.0), position)(x).equal(torch.zeros_like(x))
 
 
 @pytest.mark.parametrize(
     ("kind", "dims"), [(nn.Dropout1d, 1), (nn.Dropout2d, 2), (nn.Dropout3d, 3)]
 )
-def test_channels_are_dropped_whole(place, kind, dims):
+def test_channels_are_dropped_whole(position, kind, dims):
     x = torch.ones(64, 16, *(3,) * dims)
-    y = placed(kind(0.25), place)(x).flatten(2)
+    y = keyed(kind(0.25), position)(x).flatten(2)
     assert y.eq(y[:, :, :1]).all()
     dropped = float((y[:, :, 0] == 0).double().mean())
     assert dropped == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / 1024) ** 0.5)
 
 
 @pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d])
-def test_in_place_is_the_same_in_its_place(place, kind):
+def test_in_place_is_the_same_in_its_place(position, kind):
     x = torch.randn(4, 8, 2, 2)
-    expected = placed(kind(0.5), place)(x)
-    y = placed(kind(0.5, inplace=True), place)(x)
+    expected = keyed(kind(0.5), position)(x)
+    y = keyed(kind(0.5, inplace=True), position)(x)
     assert y is x
     assert y.equal(expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_keep_their_type_and_the_mask(place, dtype):
-    layer = placed(nn.Dropout(0.5), place)
+def test_other_types_keep_their_type_and_the_mask(position, dtype):
+    layer = keyed(nn.Dropout(0.5), position)
     x = torch.ones(8, 32)
     y = layer(x.to(dtype))
     assert y.dtype == dtype
     assert y.float().equal(layer(x))
 
 
-def test_gradients_pass_where_values_do(place):
+def test_gradients_pass_where_values_do(position):
     x = torch.randn(8, 32, requires_grad=True)
-    y = placed(nn.Dropout(0.5), place)(x)
+    y = keyed(nn.Dropout(0.5), position)(x)
     y.sum().backward()
     assert x.grad.equal((y != 0) * 2.0)
 
 
-def test_names_types_and_state_are_those_of_the_model_before(place):
+def test_names_types_and_state_are_those_of_the_model_before(position):
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.3), nn.Dropout2d(0.2, inplace=True))
     before, text = list(model.state_dict()), str(model)
-    place_dropout(model, place)
+    key_dropout(model, position)
     assert list(model.state_dict()) == before
-    assert str(model).replace("Placed", "") == text
+    assert str(model).replace("Keyed", "") == text
     assert isinstance(model[1], nn.Dropout)
 
 
-def test_a_subclass_that_adds_behaviour_is_left_alone(place):
+def test_a_subclass_that_adds_behaviour_is_left_alone(position):
     class Quiet(nn.Dropout):
         def forward(self, input):  # noqa: A002
             return input
 
-    layer = placed(Quiet(0.5), place)
+    layer = keyed(Quiet(0.5), position)
     assert type(layer) is Quiet
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_forward_that_is_run_again_in_backward_has_the_same_mask(place, reentrant):
-    layer = placed(nn.Dropout(0.5), place)
+def test_a_forward_that_is_run_again_in_backward_has_the_same_mask(position, reentrant):
+    layer = keyed(nn.Dropout(0.5), position)
     seen = []
 
     def block(x):
@@ -196,22 +196,22 @@ def test_a_forward_that_is_run_again_in_backward_has_the_same_mask(place, reentr
     assert x.grad.equal((seen[0] != 0) * 2.0 * seen[0].cos())
 
 
-def check_compiled(layer, place, backend):
+def check_compiled(layer, position, backend):
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     x = torch.ones(4, 8, 3, 3)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for update, first in ((0, 0), (1, 0), (2, 4), (2**40, 2**33)):
-            at(place, update, first)
+            at(position, update, first)
             assert compiled(x).equal(layer(x)), (update, first)
 
 
 @pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d])
-def test_one_compilation_serves_every_update_and_piece(place, kind):
-    check_compiled(placed(kind(0.5), place), place, "aot_eager")
+def test_one_compilation_serves_every_update_and_piece(position, kind):
+    check_compiled(keyed(kind(0.5), position), position, "aot_eager")
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
-def test_inductor_draws_the_masks_of_eager_code(place):
-    check_compiled(placed(nn.Dropout(0.5), place), place, "inductor")
+def test_inductor_draws_the_masks_of_eager_code(position):
+    check_compiled(keyed(nn.Dropout(0.5), position), position, "inductor")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ghostbatch.errors import InputError
+from ghostbatch.files import locked
 from ghostbatch.study import Study, find_study, instruments, measure, run_cells
 from ghostbatch.study.instruments import hard_margin_in_the_plane
-from ghostbatch.train.files import locked
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,7 +11,7 @@ from ghostbatch import Regime, train
 from ghostbatch.errors import InputError
 from ghostbatch.report import write_report
 from ghostbatch.train.record import read_records
-from ghostbatch.train.reference import read_legs
+from ghostbatch.train.reference import read_drop_targets
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_phase_in_which_the_reference_settles_is_as_long_as_its_own(small, ref
     header = json.loads((folder / "run.json").read_text())
     header["recipe"] = replace(small, regime=regime).as_dict()
     (folder / "run.json").write_text(json.dumps(header))
-    legs = read_legs(following(small, folder, regime=regime).plan(4000))
+    legs = read_drop_targets(following(small, folder, regime=regime).plan(4000))
     assert legs == ((3.0, inf, 3.9), (16, 8, 16))
 
 

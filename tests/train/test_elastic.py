@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ghostbatch.train.files import locked
+from ghostbatch.files import locked
 
 SCRIPT = Path(__file__).with_name("elastic.py")
 FP64 = ("--precision", "fp64")

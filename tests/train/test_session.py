@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ghostbatch import train
-from ghostbatch.errors import InputError, OwnError
+from ghostbatch.errors import InputError, RankLocalError
 from ghostbatch.nn import MODELS
 
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -36,7 +36,7 @@ def short_of(monkeypatch):
 
 
 def refusal(recipe, **options):
-    with pytest.raises(OwnError) as caught:
+    with pytest.raises(RankLocalError) as caught:
         train(recipe, device="cpu", **options)
     return str(caught.value)
 
@@ -116,5 +116,7 @@ def test_numbers_below_one_are_refused_by_name(tiny, field):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_rank_without_a_gpu_of_its_own_says_so_itself(tiny, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(OwnError, match=r"^device: cuda:1 is not available here; use as many ranks"):
+    with pytest.raises(
+        RankLocalError, match=r"^device: cuda:1 is not available here; use as many ranks"
+    ):
         train(tiny, device="cuda")

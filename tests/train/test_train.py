@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from ghostbatch import nn, noise_weights, to_ghost, train
-from ghostbatch.data import PermutationStream, generator, key, load
+from ghostbatch.data import PermutationStream, load
+from ghostbatch.draws import generator, key
 from ghostbatch.errors import InputError
-from ghostbatch.train.files import locked
+from ghostbatch.files import locked
 
 
 def plain_loop(recipe, updates):

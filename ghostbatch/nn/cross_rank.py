@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ghostbatch.ops.reference import per_channel
 
 
-class WholeBatchNorm(_BatchNorm):
+class CrossRankBatchNorm(_BatchNorm):
     """BatchNorm with the statistics of every rank's samples; each rank must have as many."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.BatchNorm's name for it)
@@ -69,8 +69,8 @@ class SumOverRanks(torch.autograd.Function):
         return SumOverRanks.forward(ctx, gradients[0])
 
 
-def to_whole(model: nn.Module) -> None:
+def to_cross_rank(model: nn.Module) -> None:
     """Have every plain BatchNorm of ``model`` normalise over all ranks; objects stay the same."""
     for layer in model.modules():
         if type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-            layer.__class__ = WholeBatchNorm
+            layer.__class__ = CrossRankBatchNorm

@@ -11,7 +11,7 @@ from ghostbatch.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchSplit:
     """The pieces of a batch; what is normalised together is never parted."""
 
     batch: int
@@ -33,7 +33,7 @@ class Cut:
     def pieces(self, rank: int) -> list[slice]:
         """Positions in the batch of what one rank sees, one slice per backward pass.
 
-        >>> Cut(batch=16, micro=8, world=2, unit=4).pieces(rank=1)
+        >>> BatchSplit(batch=16, micro=8, world=2, unit=4).pieces(rank=1)
         [slice(4, 8, None), slice(12, 16, None)]
         """
         starts = range(rank * self.shard, self.batch, self.micro)
@@ -84,10 +84,10 @@ class Cut:
         return f"{whole}use {_listed(worlds)} rank{'s' if worlds != [1] else ''}, or {other}"
 
 
-def cut_batch(recipe: Recipe, model: nn.Module, micro: int | None, world: int) -> Cut:
+def split_batch(recipe: Recipe, model: nn.Module, micro: int | None, world: int) -> BatchSplit:
     """How this model's batches are cut on so many ranks; refused if its ghosts would change."""
     normed = any(isinstance(layer, _BatchNorm) for layer in model.modules())
-    cut = Cut(
+    cut = BatchSplit(
         batch=recipe.batch,
         micro=recipe.batch if micro is None else micro,
         world=world,

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ghostbatch.nn import GhostBatchNorm2d, to_whole
+from ghostbatch.nn import GhostBatchNorm2d, to_cross_rank
 
-SCRIPT = Path(__file__).with_name("whole_ranks.py")
+SCRIPT = Path(__file__).with_name("cross_rank_worker.py")
 CASES = re.findall(r"^def (case_\w+)", SCRIPT.read_text(), re.MULTILINE)
 
 
@@ -36,7 +36,7 @@ def test_conversion_keeps_objects_and_leaves_other_norms_alone():
     model = nn.Sequential(nn.BatchNorm2d(3), GhostBatchNorm2d(3, 4), nn.LayerNorm(3), Own(3))
     before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     kinds = [type(layer) for layer in model]
-    to_whole(model)
+    to_cross_rank(model)
     assert {n: id(t) for n, t in model.state_dict(keep_vars=True).items()} == before
     assert [type(layer) for layer in model][1:] == kinds[1:]
     assert type(model[0]) is not kinds[0]
@@ -47,5 +47,5 @@ def test_evaluation_sends_nothing():
     model = nn.Sequential(nn.BatchNorm2d(3))
     x = torch.randn(2, 3, 4, 4)
     expected = model.eval()(x)
-    to_whole(model)
+    to_cross_rank(model)
     assert model(x).equal(expected)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ghostbatch.nn import to_whole
+from ghostbatch.nn import to_cross_rank
 from ghostbatch.train.ranks import leave
 
 SHARD = 6
@@ -23,7 +23,7 @@ def twins(kind, **options):
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         mine.data.copy_(torch.randn(3).double())
         theirs.data.copy_(mine.data)
-    to_whole(model)
+    to_cross_rank(model)
     return model, twin
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ghostbatch.errors import InputError
 from ghostbatch.nn import find_model, to_ghost
-from ghostbatch.train.cut import Cut, cut_batch
+from ghostbatch.train.split import BatchSplit, split_batch
 
 
 @st.composite
@@ -18,14 +18,14 @@ def fitting(draw):
     """A cut that is accepted by construction."""
     unit, world = draw(st.integers(1, 8)), draw(st.integers(1, 8))
     micro = world * unit * draw(st.integers(1, 4))
-    return Cut(batch=micro * draw(st.integers(1, 4)), micro=micro, world=world, unit=unit)
+    return BatchSplit(batch=micro * draw(st.integers(1, 4)), micro=micro, world=world, unit=unit)
 
 
 @st.composite
 def any_cut(draw):
     batch = draw(st.integers(2, 400))
     whole = draw(st.booleans())
-    return Cut(
+    return BatchSplit(
         batch=batch,
         micro=draw(st.just(batch) | st.integers(0, 500)),
         world=draw(st.integers(1, 9)),
@@ -118,7 +118,7 @@ def refusal(cut):
 
 
 def test_refusals_read_as_sentences():
-    cut = Cut(batch=128, micro=48, world=2, unit=16)
+    cut = BatchSplit(batch=128, micro=48, world=2, unit=16)
     assert refusal(cut) == (
         "micro: batch 128 cannot be cut into pieces of 48 for 2 ranks of whole ghosts of 16; "
         "use micro 128, 64 or 32"
@@ -127,7 +127,7 @@ def test_refusals_read_as_sentences():
         "ranks: batch 128 cannot be cut into pieces of 128 for 3 ranks of whole ghosts of 16; "
         "use 2 or 1 ranks, or a batch that 48 divides, such as 144"
     )
-    assert refusal(Cut(batch=100, micro=50, world=1, unit=32)) == (
+    assert refusal(BatchSplit(batch=100, micro=50, world=1, unit=32)) == (
         "micro: batch 100 cannot be cut into pieces of 50 of whole ghosts of 32; "
         "leave micro out, or use a batch that 32 divides, such as 96"
     )
@@ -141,20 +141,20 @@ def model(recipe):
 
 def test_micro_batches_are_refused_with_plain_batch_norm(tiny):
     plain = replace(tiny, ghost=None)
-    assert cut_batch(plain, model(plain), None, world=4).shard == 16
+    assert split_batch(plain, model(plain), None, world=4).shard == 16
     with pytest.raises(InputError, match=r"^micro: plain batch norm .*; leave micro out, or set a"):
-        cut_batch(plain, model(plain), 32, world=1)
+        split_batch(plain, model(plain), 32, world=1)
 
 
 def test_micro_batches_are_refused_with_the_mean_over_ghosts(tiny):
     mean = replace(tiny, running="mean")
-    assert cut_batch(mean, model(mean), 64, world=2).micro == 64
+    assert split_batch(mean, model(mean), 64, world=2).micro == 64
     with pytest.raises(InputError, match=r'^micro: running "mean" .*; leave micro out, or use run'):
-        cut_batch(mean, model(mean), 32, world=1)
+        split_batch(mean, model(mean), 32, world=1)
 
 
 def test_a_network_without_batch_norm_may_be_cut_anywhere(tiny):
-    cut = cut_batch(replace(tiny, ghost=None), nn.Linear(2, 2), 1, world=1)
+    cut = split_batch(replace(tiny, ghost=None), nn.Linear(2, 2), 1, world=1)
     assert (cut.unit, cut.whole, len(cut.pieces(0))) == (1, False, 64)
 
 
@@ -166,5 +166,5 @@ class OtherNorm(nn.BatchNorm2d):
 def test_batch_norms_of_another_kind_must_not_see_pieces(tiny, micro, world):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), OtherNorm(2))
     with pytest.raises(InputError, match=r"^model: 1 \(OtherNorm\) is a batch norm of another"):
-        cut_batch(tiny, model, micro, world)
-    cut_batch(tiny, model, None, 1)
+        split_batch(tiny, model, micro, world)
+    split_batch(tiny, model, None, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ghostbatch import train
-from ghostbatch.train.files import atomic_file, locked
+from ghostbatch.files import atomic_file, locked
 from ghostbatch.train.record import Recorder
 
 

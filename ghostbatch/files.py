@@ -1,0 +1,133 @@
+"""Files that are either complete or absent, and folders that one process owns at a time."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import IO
+
+from ghostbatch.errors import InputError
+
+
+@contextmanager
+def atomic_file(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]:
+    """Write a file that appears under its name only when all of it is on the disk.
+
+    The file that had the name before is kept as ``previous``, if that is given. At every moment
+    one of the two is complete.
+    """
+    partial = path.with_name(path.name + ".partial")
+    with naming(path):
+        try:
+            with partial.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            partial.unlink(missing_ok=True)  # a full disk needs the room
+            raise
+        if previous is not None and path.exists():
+            path.replace(previous)
+        partial.replace(path)
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name in ``folder`` survive a power cut; Windows has no such call for folders."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Re-raise an operating system error with the name of the file that it is about.
+
+    On a full disk torch.save raises a RuntimeError about positions in the file; the operating
+    system's own error is its context.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from None
+
+
+# ------------------------------------------------------------------------------------------- locks
+
+
+def _import_or_none(name: str) -> ModuleType | None:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+fcntl = _import_or_none("fcntl")
+msvcrt = _import_or_none("msvcrt")  # Windows
+
+_held: set[int] = set()
+"""Descriptors of the locks that this process holds."""
+
+
+def _close_in_child() -> None:
+    """Close the parent's locks in a forked child, so that they end with the parent."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+@contextmanager
+def locked(folder: Path, patience: float = 3.0) -> Iterator[int]:
+    """Own ``folder`` (created if it does not exist) until the block or this process ends.
+
+    Yields the descriptor that holds the lock. A program that inherits the descriptor keeps the
+    folder locked too; a fork of this process does not. The operating system drops the lock when a
+    process dies. ``patience`` is how many seconds to wait for a holder that is about to end.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        problem = f"{folder} cannot be written to ({error.strerror})"
+        raise InputError("out", problem, "choose another folder") from None
+    try:
+        deadline = time.monotonic() + patience
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise InputError(
+                    "out", f"{folder} is in use by another process", "wait or choose another"
+                )
+            time.sleep(0.05)
+        _held.add(descriptor)
+        yield descriptor
+    finally:
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock an open file; return False if another process holds it.
+
+    Return True without a lock on systems that have neither kind.
+    """
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        elif msvcrt is not None:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,50 @@
+"""Imports of libraries that a user may not have installed, with one clear error where they lack."""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+
+import torch
+
+from ghostbatch.errors import InputError
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision, also where its compiled operators do not load.
+
+    A torchvision that was built for another torch (one with CUDA, say) fails to register its
+    operators and then fails to import. No data set and no classifier uses these operators, so
+    this function defines the two schemas that the import asks for and imports again.
+    """
+    try:
+        return import_module("torchvision")
+    except ModuleNotFoundError as error:
+        if error.name != "torchvision":
+            raise
+        raise _not_installed("torchvision") from None
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+    schemas = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        schemas.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]  # what the failed import left
+    torchvision = import_module("torchvision")
+    torchvision.schemas = schemas  # type: ignore[attr-defined]  # keep them alive
+    return torchvision
+
+
+def import_timm() -> ModuleType:
+    """Import timm, which imports torchvision."""
+    try:
+        import_torchvision()  # timm's own import of it would fail where the operators do not load
+        return import_module("timm")
+    except ModuleNotFoundError as error:
+        if error.name != "timm":
+            raise
+        raise _not_installed("timm") from None
+
+
+def _not_installed(library: str) -> InputError:
+    return InputError(library, "is not installed", f"run pip install {library}")
