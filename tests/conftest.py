@@ -11,6 +11,11 @@ import torch
 
 from ghostbatch import Recipe, Regime
 
+SUPPORT = Path(__file__).with_name("support")
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 if not torch.cuda.is_available():
     # Triton's kernels then run in its interpreter; it must know before anyone imports it.
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -75,14 +75,18 @@ def test_what_the_refusals_name_fits_in_the_end_and_changes_no_number(
 @pytest.mark.parametrize(
     ("change", "micro", "remedy"),
     [
-        ({}, 16, "use a smaller ghost or network: it is one ghost already"),
+        ({}, 16, "use a smaller ghost or network: the micro-batch is one ghost already"),
         (
             {"ghost": None},
             None,
-            "use more ranks, or ghost batch norm, which can be cut into micro-batches",
+            "use more ranks, or ghost batch norm, which can be split into micro-batches",
         ),
-        ({"ghost": 48}, None, "use a batch that 48 divides: it can be cut into micro-batches"),
-        ({"batch": 48, "ghost": 48}, None, "use a smaller ghost or network: it is one ghost alrea"),
+        ({"ghost": 48}, None, "use a batch that 48 divides: it can be split into micro-batches"),
+        (
+            {"batch": 48, "ghost": 48},
+            None,
+            "use a smaller ghost or network: the micro-batch is one ghost alrea",
+        ),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Divergence is noticed before the weights take it, and traced to where it began."""
+"""Divergence is detected before it reaches the weights, and traced to its layer."""
 
 import json
 import math
@@ -11,40 +11,67 @@ from torch import nn
 
 from ghostbatch import train
 from ghostbatch.nn import MODELS
-from ghostbatch.train.watch import FAR, PATIENCE, Watch, find_nonfinite
+from ghostbatch.train import loop
+from ghostbatch.train.divergence import find_nonfinite
+from ghostbatch.train.monitor import FAR, PATIENCE, Monitor
 
 PLAIN = torch.autocast("cpu", torch.bfloat16, enabled=False)
 
-# ------------------------------------------------------------------------------------ the watch
+# ---------------------------------------------------------------------------------- the monitor
+
+
+def add(monitor, loss, norm=1.0, accuracy=50.0, stop=0.0):
+    monitor.add(*(torch.tensor(v, dtype=torch.float64) for v in (loss, accuracy, norm, stop)))
+    return monitor.read()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_loss_or_a_gradient_that_is_not_finite_is_a_problem_at_once(bad):
-    assert Watch().problem(bad, 1.0) == f"the loss is {bad}"
-    assert Watch().problem(1.0, bad) == f"the gradient's norm is {bad}"
-    assert Watch().problem(1.0, 1e300) is None
+def test_a_loss_or_gradient_norm_that_is_not_finite_is_divergence_at_once(bad):
+    assert add(Monitor(5.0), bad).problem == f"the loss is {bad}"
+    assert add(Monitor(5.0), 1.0, norm=bad).problem == f"the gradient's norm is {bad}"
+    assert add(Monitor(5.0), 1.0, norm=1e300).problem is None
 
 
-def watched(watch, losses):
-    """The number of the loss at which the watch gives up."""
+def diverges_at(monitor, losses):
+    """Return the number of the loss at which the monitor reports divergence."""
     for number, loss in enumerate(losses, start=1):
-        if watch.problem(loss, 1.0) is not None:
+        if add(monitor, loss).problem is not None:
             return number
     return None
 
 
-def test_a_loss_far_above_the_first_is_given_up_after_a_hundred_updates_in_a_row():
+def test_a_loss_far_above_the_first_for_a_hundred_consecutive_updates_is_divergence():
     assert (FAR, PATIENCE) == (10, 100)
-    assert watched(Watch(), [2.0] + [20.1] * 200) == 101
-    assert watched(Watch(), [2.0] + [20.0] * 200) is None, "ten times is not above ten times"
-    assert watched(Watch(), [2.0] + ([20.1] * 99 + [1.0]) * 5) is None, "not in a row"
+    assert diverges_at(Monitor(None), [2.0] + [20.1] * 200) == 101
+    assert diverges_at(Monitor(None), [2.0] + [20.0] * 200) is None, "ten times is not above it"
+    assert diverges_at(Monitor(None), [2.0] + ([20.1] * 99 + [1.0]) * 5) is None, "not consecutive"
 
 
-def test_a_watch_goes_on_where_it_was():
-    first, second = Watch(), Watch()
-    assert watched(first, [2.0] + [30.0] * 60) is None
+def test_a_monitor_continues_from_its_state():
+    first, second = Monitor(5.0), Monitor(5.0)
+    assert diverges_at(first, [2.0] + [30.0] * 60) is None
     second.load_state_dict(first.state_dict())
-    assert watched(second, [30.0] * 60) == 40
+    assert second.state_dict() == first.state_dict()
+    assert diverges_at(second, [30.0] * 60) == 40
+
+
+def test_means_are_over_the_updates_since_the_last_call():
+    monitor = Monitor(5.0)
+    for loss, accuracy, norm in ((1.0, 10.0, 4.0), (3.0, 30.0, 6.0)):
+        add(monitor, loss, norm, accuracy)
+    assert monitor.means() == {"loss": 2, "accuracy": 20, "gradient_norm": 5, "clipped": 0.5}
+    add(monitor, 7.0)
+    assert monitor.means()["loss"] == 7
+
+
+def test_after_divergence_updates_are_counted_and_change_nothing_else():
+    monitor = Monitor(5.0)
+    add(monitor, 1.0)
+    for loss in (math.inf, 2.0, 3.0):
+        reading = add(monitor, loss, stop=float(loss == 3.0))
+    assert reading == ("the loss is inf", 3, True)
+    assert float(monitor.diverged) == 1
+    assert monitor.means()["loss"] == math.inf, "of the first update and the diverged one"
 
 
 # ------------------------------------------------------------------------------------ the layer
@@ -172,25 +199,31 @@ def turning(monkeypatch):
     return build
 
 
+@pytest.mark.parametrize("read_every", [1, 4])
 @pytest.mark.parametrize(
     ("how", "problem", "where"),
     [
         ("loss", "the loss is (nan|inf)", r"output of layer 3 \(Turn\)"),
         ("gradient", "the gradient's norm is (nan|inf)", "gradient of 1.bias"),
     ],
+    ids=["loss", "gradient"],
 )
-def test_a_run_ends_before_the_weights_take_what_is_not_finite(
-    tiny, tmp_path, turning, how, problem, where
+def test_a_diverged_update_leaves_the_weights_alone_and_is_named_however_late_it_is_read(
+    tiny, tmp_path, turning, monkeypatch, how, problem, where, read_every
 ):
     turning(how)
-    recipe = replace(tiny, model="turning", ghost=None)
-    summary = train(recipe, out=tmp_path)
+    monkeypatch.setattr(loop, "_read_every", lambda *_: read_every)
+    recipe = replace(tiny, model="turning", ghost=None, regime=replace(tiny.regime, epochs=0.32))
+    summary = train(recipe, out=tmp_path, evaluations=1, checkpoint_seconds=0)
     assert (summary.status, summary.updates) == ("diverged", 10)
     pattern = f"update 11: {problem}, first in the {where}; lower regime.lr or add regime.warmup"
     assert re.fullmatch(pattern, summary.reason), summary.reason
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["status"], written["reason"]) == ("diverged", summary.reason)
     assert math.isfinite(summary.distance), "the weights are those of update 10"
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["state"]
+    assert saved["update"] <= 10
+    assert all(tensor.isfinite().all() for tensor in saved["model"].values())
     assert train(recipe, out=tmp_path) == summary
 
 
