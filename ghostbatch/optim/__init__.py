@@ -5,7 +5,6 @@ from ghostbatch.optim.optimizers import (
     OptimizerSpec,
     spec_from_dict,
     spec_to_dict,
-    step_unless,
 )
 from ghostbatch.optim.regime import Drop, Epochs, Rates, Regime, exact, update_at
 from ghostbatch.optim.scaling import Rule, lr_scale, noise_weights
@@ -25,6 +24,5 @@ __all__ = [
     "noise_weights",
     "spec_from_dict",
     "spec_to_dict",
-    "step_unless",
     "update_at",
 ]

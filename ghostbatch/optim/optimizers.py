@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch import nn
 
 from ghostbatch.errors import InputError
 from ghostbatch.optim.regime import Regime
@@ -35,7 +34,7 @@ class SGD:
             momentum=regime.momentum,
             weight_decay=regime.weight_decay,
             nesterov=self.nesterov,
-            # Only fused optimizers can skip a step without waiting for the GPU; see `step_unless`.
+            # Only a fused optimizer can skip a step on the GPU: see train/update.py.
             fused=True if any(p.is_cuda for p in parameters) else None,
         )
 
@@ -62,18 +61,3 @@ def spec_from_dict(fields: dict[str, Any]) -> OptimizerSpec:
         known = ", ".join(OPTIMIZERS)
         raise InputError("optimizer", f"{kind!r} is unknown", f"choose one of {known}")
     return OPTIMIZERS[kind](**options)
-
-
-def step_unless(skip: Tensor, optimizer: torch.optim.Optimizer, scheduler: LRScheduler) -> None:
-    """Step the optimizer and its scheduler unless ``skip`` (a float32 scalar, 0 or 1) is 1.
-
-    On a GPU the optimizer's kernel reads ``skip`` and leaves the weights alone, so the host does
-    not wait; the scheduler steps in any case. PyTorch's ``GradScaler`` skips steps of fused
-    optimizers in this way.
-    """
-    if skip.is_cuda:
-        optimizer.found_inf = skip  # type: ignore[attr-defined]
-    elif skip:
-        return
-    optimizer.step()
-    scheduler.step()

@@ -5,7 +5,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -93,13 +93,6 @@ class Ranks:
         """Collect dropped DDP wrappers, which are cycles that keep the group's threads alive."""
         if self.world > 1:
             gc.collect()
-
-
-def accumulating(parallel: nn.Module, more: bool) -> AbstractContextManager[Any]:
-    """Return a context in which DDP does not average gradients if ``more`` micro-batches follow."""
-    if more and isinstance(parallel, DistributedDataParallel):
-        return parallel.no_sync()
-    return nullcontext()
 
 
 @contextmanager

@@ -32,8 +32,9 @@ class State:
         self.distance = WeightDistance(self.model)
         self.scheduler = self._build_scheduler()
         self.monitor = Monitor(recipe.clip, device)
-        self.position = BatchPosition(device)
-        key_dropout(self.model, self.position)
+        position = BatchPosition(device)
+        self.position = position if key_dropout(self.model, position) else None
+        """Where dropout layers read which samples they see; None if there are none."""
 
     def _build_scheduler(self) -> RegimeScheduler:
         """Return the scheduler; one that holds the distance gets its targets from `follow`."""

@@ -8,7 +8,7 @@ from torch import nn
 
 from ghostbatch import Regime
 from ghostbatch.errors import InputError
-from ghostbatch.optim import SGD, RegimeScheduler, spec_from_dict, spec_to_dict, step_unless
+from ghostbatch.optim import SGD, spec_from_dict, spec_to_dict
 
 REGIME = Regime(lr=0.5, epochs=2, drops=((1, 0.25),), momentum=0.8, weight_decay=0.01)
 
@@ -35,17 +35,3 @@ def test_an_unknown_kind_is_refused_by_name():
 def test_a_spec_is_frozen():
     with pytest.raises(FrozenInstanceError):
         SGD().nesterov = True
-
-
-def test_a_skipped_step_changes_neither_weights_nor_rate():
-    layer = nn.Linear(2, 2)
-    optimizer = SGD().build(layer.parameters(), REGIME)
-    scheduler = RegimeScheduler(optimizer, REGIME, samples_per_epoch=1, batch=1)
-    before = layer.weight.detach().clone()
-    layer(torch.ones(1, 2)).sum().backward()
-    step_unless(torch.tensor(1.0), optimizer, scheduler)
-    assert layer.weight.equal(before)
-    assert scheduler.get_last_lr() == [0.5]
-    step_unless(torch.tensor(0.0), optimizer, scheduler)
-    assert not layer.weight.equal(before)
-    assert scheduler.get_last_lr() == [0.25]
