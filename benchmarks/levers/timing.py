@@ -60,10 +60,14 @@ def _replay(graph: torch.cuda.CUDAGraph, times: int) -> float:
     return start.elapsed_time(end) / times
 
 
-def buffers(make: Callable[[], Tensor]) -> list[Tensor]:
-    """Make as many tensors as exceed the L2 cache several times, 2 to 16."""
+def buffers(make: Callable[[], Tensor], others: int = 0) -> list[Tensor]:
+    """Make 2 to 16 inputs, so many that a step on each touches several times the L2 cache.
+
+    ``others`` counts the bytes that a step touches besides its input.
+    """
     first = make()
-    count = min(16, max(2, -(-COLD // (first.numel() * first.element_size()))))
+    touched = first.numel() * first.element_size() + others
+    count = min(16, max(2, -(-COLD // touched)))
     return [first, *(make() for _ in range(count - 1))]
 
 
@@ -76,8 +80,8 @@ def bytes_per_millisecond() -> float:
 
 def relative_error(result: Tensor, exact: Tensor) -> float:
     """Return the norm of the error over the norm of the exact value."""
-    exact = exact.double()
-    return float((result.double() - exact).norm() / exact.norm())
+    exact = exact.detach().double()
+    return float((result.detach().double() - exact).norm() / exact.norm())
 
 
 def demand(fine: bool, message: str) -> None:
