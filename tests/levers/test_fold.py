@@ -1,0 +1,122 @@
+"""Folded convolutions against F.conv2d."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fold import (
+    FACTORS,
+    Fold,
+    FoldedConv2d,
+    Shape,
+    fold_convolutions,
+    fold_weights,
+    folded_conv2d,
+    unfold_convolutions,
+)
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from ghostbatch.nn.networks import resnet44
+
+CASES = [
+    *((shape, fold, 16) for shape, fold in FACTORS.items()),
+    (Shape(16, 16, 3, 1), Fold(2), 8),
+    (Shape(3, 8, 3, 1), Fold(4), 8),
+    (Shape(3, 8, 5, 1), Fold(2, 4), 8),
+    (Shape(3, 8, 5, 1), Fold(8, 8), 8),
+    (Shape(4, 6, 3, 1), Fold(1), 5),
+    (Shape(4, 6, 3, 2), Fold(4), 16),
+    (Shape(4, 6, 5, 2), Fold(2), 8),
+    (Shape(4, 6, 1, 1), Fold(2), 8),
+]
+LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def outcome(convolve, *leaves: Tensor) -> list[Tensor]:
+    """The result and all gradients."""
+    leaves = tuple(leaf.detach().requires_grad_() for leaf in leaves)
+    y = convolve(*leaves)
+    return [y.detach(), *torch.autograd.grad(y, leaves, draw(*y.shape, seed=9))]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize(("shape", "fold", "width"), CASES, ids=str)
+def test_results_and_gradients_equal_those_of_the_plain_convolution(shape, fold, width, layout):
+    fan_in, fan_out, kernel, stride = shape
+    x = draw(3, fan_in, 6, width).contiguous(memory_format=layout)
+    weight, bias = draw(fan_out, fan_in, kernel, kernel, seed=1), draw(fan_out, seed=2)
+
+    def folded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        (placed,) = fold_weights(weight[None], stride, fold)
+        return folded_conv2d(x, placed, bias, stride, fold, fan_in)
+
+    fast = outcome(folded, x, weight, bias)
+    slow = outcome(lambda *leaves: F.conv2d(*leaves, stride, kernel // 2), x, weight, bias)
+    assert_close(fast, slow, rtol=1e-12, atol=1e-12, check_stride=False)
+
+
+def test_channels_last_inputs_are_folded_without_a_copy():
+    x = draw(2, 16, 4, 8).contiguous(memory_format=torch.channels_last)
+    (placed,) = fold_weights(draw(1, 16, 16, 3, 3), 1, Fold(4))
+    assert placed.is_contiguous(memory_format=torch.channels_last)
+    grouped = x.permute(0, 2, 3, 1).reshape(2, 4, 2, 64)
+    assert grouped.data_ptr() == x.data_ptr()
+
+
+def test_a_folded_network_computes_the_same_and_keeps_its_parameters():
+    model = resnet44().double()
+    twin = copy.deepcopy(model)
+    before, keys = list(model.parameters()), list(model.state_dict())
+    fold_convolutions(model)
+    assert sum(isinstance(m, FoldedConv2d) for m in model.modules()) == 32
+    assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
+    assert list(model.state_dict()) == keys
+    x = draw(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    for network in (model, twin):
+        network(x).square().sum().backward()
+    for mine, right in zip(model.parameters(), twin.parameters(), strict=True):
+        scale = right.grad.abs().max()
+        assert_close(mine.grad / scale, right.grad / scale, rtol=1e-9, atol=1e-9)
+
+
+def test_unfolding_gives_the_plain_layers_back():
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(3, 5, 3))
+    twin = copy.deepcopy(model)
+    unfold_convolutions(fold_convolutions(model))
+    assert [type(layer) for layer in model] == [nn.Conv2d, nn.Conv2d]
+    assert model.__dict__.keys() == twin.__dict__.keys()
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+
+
+def test_an_odd_width_and_a_layer_called_alone_are_convolved_too():
+    model = fold_convolutions(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1))).double()
+    (layer,) = model
+    for width in (7, 8):
+        x = draw(2, 16, 5, width)
+        exact = F.conv2d(x, layer.weight, layer.bias, padding=1)
+        assert_close(layer(x), exact, rtol=1e-12, atol=1e-12, check_stride=False)
+
+
+def test_weights_are_read_anew_in_every_forward():
+    model = fold_convolutions(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False)))
+    x = torch.ones(1, 16, 4, 4)
+    with torch.no_grad():
+        first = model(x)
+        model[0].weight.mul_(2)
+        assert_close(model(x), 2 * first)
+
+
+def test_autocast_casts_the_folded_weights():
+    model = fold_convolutions(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False)))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(torch.ones(1, 16, 4, 4))
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert model[0].weight.grad.dtype == torch.float32

@@ -1,0 +1,103 @@
+"""The pooling kernels, in Triton's interpreter, against F.max_pool2d."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+pytest.importorskip("triton")
+if torch.cuda.is_available():
+    pytest.skip("with a GPU the kernels are not interpreted", allow_module_level=True)
+
+import pool
+
+SETTINGS = {
+    "packed": pool.Tuning(warps=1, channels=16),
+    "a byte per output": pool.Tuning(warps=1, channels=16, pack=False),
+    "three tiles per program": pool.Tuning(warps=1, channels=16, rounds=3),
+    "default": pool.Tuning(),
+}
+SHAPES = [(2, 8, 8, 8), (3, 16, 7, 9), (2, 3, 5, 6), (5, 40, 3, 3), (4, 1, 4, 11)]
+
+
+@pytest.fixture(params=SETTINGS)
+def _settings(request, monkeypatch):
+    monkeypatch.setattr(pool, "FORWARD", SETTINGS[request.param])
+    monkeypatch.setattr(pool, "BACKWARD", SETTINGS[request.param])
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Few distinct values, so that windows hold ties."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(-4, 5, shape, generator=generator).to(dtype) / 2
+    return values.contiguous(memory_format=torch.channels_last)
+
+
+def outcome(function, x: Tensor, dy: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The result and the gradient of the input."""
+    x = x.detach().requires_grad_()
+    y = function(x)
+    dy = draw(*y.shape, dtype=y.dtype, seed=1) if dy is None else dy
+    (dx,) = torch.autograd.grad(y, x, dy)
+    return y.detach(), dx
+
+
+@pytest.mark.usefixtures("_settings")
+@pytest.mark.parametrize("kernel", [2, 3])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_results_and_gradients_equal_pytorchs_also_with_ties(shape, kernel, dtype):
+    x = draw(*shape, dtype=dtype)
+    fast = outcome(lambda x: pool.max_pool2d(x, kernel), x)
+    slow = outcome(lambda x: F.max_pool2d(x, kernel, 2), x)
+    assert_close(fast, slow, rtol=0, atol=0)
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in fast)
+
+
+@pytest.mark.parametrize("kernel", [2, 3])
+def test_infinities_and_nan_propagate_as_in_pytorch(kernel):
+    x = draw(4, 8, 9, 9)
+    at = torch.Generator().manual_seed(3)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        x[torch.rand(x.shape, generator=at) < 0.1] = value
+    x[0] = -torch.inf
+    exact = F.max_pool2d(x, kernel, 2)
+    dy = draw(*exact.shape, seed=1).where(~exact.isnan(), 0)
+    fast = outcome(lambda x: pool.max_pool2d(x, kernel), x, dy)
+    slow = outcome(lambda x: F.max_pool2d(x, kernel, 2), x, dy)
+    assert exact.isnan().any()
+    assert_close(fast, slow, rtol=0, atol=0, equal_nan=True)
+
+
+def test_without_gradients_no_index_is_saved():
+    x = draw(2, 8, 8, 8)
+    _, index = pool.forward(x, 2, save=False)
+    assert index.numel() == 0
+    assert_close(pool.max_pool2d(x, 2), F.max_pool2d(x, 2, 2), rtol=0, atol=0)
+
+
+def test_a_gradient_in_another_layout_is_taken():
+    x, dy = draw(2, 8, 8, 8), draw(2, 8, 4, 4, seed=5).contiguous()
+    fast = outcome(lambda x: pool.max_pool2d(x, 2), x, dy)
+    assert_close(fast, outcome(lambda x: F.max_pool2d(x, 2, 2), x, dy), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [draw(2, 4, 8, 8).contiguous(), draw(2, 4, 8, 8).double()[:, :, :3], draw(0, 4, 8, 8)],
+    ids=["contiguous", "fp64 slice", "empty"],
+)
+def test_what_the_kernels_do_not_take_goes_to_pytorch(x):
+    assert not pool.serves(x, 3)
+    assert_close(pool.max_pool2d(x, 3), F.max_pool2d(x, 3, 2))
+
+
+def test_layers_that_the_kernels_know_are_swapped_in_place():
+    model = nn.Sequential(
+        nn.MaxPool2d(2), nn.MaxPool2d(3, 2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2, ceil_mode=True)
+    )
+    layers = list(model)
+    pool.to_fast_pools(model)
+    assert [type(layer) is pool.FastMaxPool2d for layer in layers] == [True, True, False, False]
+    assert all(now is before for now, before in zip(model, layers, strict=True))
