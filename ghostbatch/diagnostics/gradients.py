@@ -26,12 +26,12 @@ def increment_covariance(
     inputs: Tensor,
     labels: Tensor,
     *,
-    loss: Loss = F.cross_entropy,
-    only: Sequence[str] | None = None,
     change: Change = "none",
     strength: float = 0.5,
     draws: int = 1,
     seed: int = 0,
+    loss: Loss = F.cross_entropy,
+    only: Sequence[str] | None = None,
     chunk: int = 256,
 ) -> IncrementCovariance:
     """Return the moments of per-sample gradients, which give the covariance of an increment.
@@ -43,8 +43,6 @@ def increment_covariance(
         model: gradients are taken at its weights.
         inputs: the samples, (N, ...).
         labels: one per sample; integers for ``change="labels"``.
-        loss: takes outputs and labels of a batch, and is called with batches of one.
-        only: names of the parameters to use, all trainable ones if None; at most 5,000 values.
         change: "dropout" drops the inputs of linear and convolutional layers, "dropconnect" their
             weights, both with probability ``strength`` and rescaling the rest; "labels" replaces a
             label by a random class with that probability; "weights" multiplies losses by draws of
@@ -52,6 +50,8 @@ def increment_covariance(
         strength: see ``change``.
         draws: number of random changes per sample, over which the moments are averaged.
         seed: seeds the draws.
+        loss: takes outputs and labels of a batch, and is called with batches of one.
+        only: names of the parameters to use, all trainable ones if None; at most 5,000 values.
         chunk: samples per pass.
 
     >>> model = nn.Linear(2, 1, bias=False)
