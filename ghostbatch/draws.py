@@ -19,6 +19,6 @@ def generator(seed: int, purpose: str, index: int = 0) -> torch.Generator:
 
 
 def key(seed: int, purpose: str, index: int = 0) -> int:
-    """Return a 63-bit seed for one draw: a hash, since seed + index would repeat."""
+    """Return a 63-bit hash of seed, purpose and index, to seed one draw."""
     digest = blake2b(f"{seed}/{purpose}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1

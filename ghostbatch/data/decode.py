@@ -115,7 +115,7 @@ class Decoder:
 
 
 class WorkerInit:
-    """Prepares a worker process, which leaves Ctrl-C to its parent and ends when that ends."""
+    """Prepares a worker process: it leaves Ctrl-C to its parent, and exits if that has ended."""
 
     def __init__(self, parent: int) -> None:
         self.parent = parent

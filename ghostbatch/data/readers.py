@@ -56,6 +56,7 @@ def cifar100(data_dir: Path, download: bool) -> ImageData:
 
 
 def _load_idx(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
+    """Load one of the two MNIST data sets from its idx files, packed or not."""
     reader = getattr(import_torchvision().datasets, kind)
     folder = data_dir / kind / "raw"
     plain = [folder / Path(file).stem for file, _ in reader.resources]
@@ -92,6 +93,7 @@ def _gunzip(name: str, archive: Path, target: Path) -> None:
 
 
 def _load_cifar(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
+    """Load one of the two CIFAR data sets from its pickled files, whose checksums are checked."""
     torchvision = import_torchvision()
     reader = getattr(torchvision.datasets, kind)
     folder = data_dir / reader.base_folder

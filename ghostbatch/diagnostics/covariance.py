@@ -73,7 +73,7 @@ class IncrementCovariance:
         return lr**2 * (plain + noise / batch * self.second)
 
     def between(self, *, scheme: Scheme = "without", lr: float = 1.0) -> Tensor:
-        """Return the covariance between two batches; "without": of the same permutation."""
+        """Return the covariance between two batches (of one permutation if "without")."""
         self._check(1, scheme)
         if scheme == "without":
             return -(lr**2) / (self.samples - 1) * self.centred

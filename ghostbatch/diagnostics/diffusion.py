@@ -64,7 +64,7 @@ class DiffusionFit:
 
     @property
     def autocorrelated(self) -> bool:
-        """Whether `autocorrelation` is above 1.645 / sqrt(n): 5 % of fits if there is none."""
+        """Whether `autocorrelation` is above 1.645 / sqrt(n), a one-sided test at 5 %."""
         return self.autocorrelation > 1.645 / sqrt(self.samples)
 
     @property
@@ -118,11 +118,9 @@ def fit_diffusion(
     (True, 'ultra-slow: log t fits better than sqrt t')
 
     """
-    t, d = _checked(updates, distances)
+    t, d = _sorted_by_time(updates, distances)
     if not (0 < level < 1 and resamples >= 99):
         raise InputError("level", f"{level} of {resamples} resamples", "use 0.95 of 999")
-    order = np.argsort(t, kind="stable")  # residuals are correlated in time
-    t, d = t[order], d[order]
     log_t = np.log(t)
     bootstrap = BlockBootstrap(resamples, seed)
     (intercept, slope), (intercept_err, slope_err), _ = _least_squares(log_t, d)
@@ -132,11 +130,9 @@ def fit_diffusion(
     better: Literal["log", "sqrt"] = "log" if aic["log"] <= aic["sqrt"] else "sqrt"
     line = LeastSquares.on(_columns(log_t))
     intercept_interval, slope_interval = linear_intervals(line, d, level, bootstrap)
-    exponent_interval = (0.0, inf)
+    low, high = 0.0, inf
     if isfinite(exponent_err):
-        bounds = (LOWEST, HIGHEST)
-        exponent_interval = power_interval(log_t, d, exponent, bounds, level, bootstrap)
-    low, high = exponent_interval
+        low, high = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), level, bootstrap)
     return DiffusionFit(
         slope=slope,
         slope_stderr=slope_err,
@@ -146,7 +142,7 @@ def fit_diffusion(
         intercept_interval=intercept_interval,
         exponent=exponent,
         exponent_stderr=exponent_err,
-        exponent_interval=exponent_interval,
+        exponent_interval=(low, high),
         alpha=2 / exponent,
         alpha_stderr=2 * exponent_err / exponent**2,
         alpha_interval=(2 / high, 2 / low if low else inf),
@@ -159,7 +155,8 @@ def fit_diffusion(
     )
 
 
-def _checked(updates: Sequence[float], distances: Sequence[float]) -> tuple[Array, Array]:
+def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tuple[Array, Array]:
+    """Return both as arrays in order of time, since residuals are correlated in time."""
     t, d = np.asarray(updates, dtype=float), np.asarray(distances, dtype=float)
     if t.shape != d.shape or t.ndim != 1:
         raise InputError("updates", f"{t.shape} against {d.shape}", "give one distance for each")
@@ -167,7 +164,8 @@ def _checked(updates: Sequence[float], distances: Sequence[float]) -> tuple[Arra
         raise InputError("updates", "fewer than 4 different values", "record more")
     if not (np.isfinite(t).all() and np.isfinite(d).all() and (t >= 1).all()):
         raise InputError("updates", "not all finite and at least 1", "leave the others out")
-    return t, d
+    order = np.argsort(t, kind="stable")
+    return t[order], d[order]
 
 
 def _aic(x: Array, d: Array, parameters: int = 2) -> float:

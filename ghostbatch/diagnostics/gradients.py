@@ -62,21 +62,14 @@ def increment_covariance(
     ([0.5, 0.5], [[0.5, 0.0], [0.0, 0.5]])
 
     """
-    if change not in get_args(Change):
-        known = ", ".join(get_args(Change))
-        raise InputError("change", f"{change!r} is unknown", f"choose one of {known}")
-    if len(inputs) != len(labels) or len(labels) < 2:
-        raise InputError("labels", f"{len(labels)} for {len(inputs)} inputs", "give one for each")
-    if not 0 <= strength < 1 and change in ("dropout", "dropconnect", "labels"):
-        raise InputError("strength", f"{strength} is not a probability below 1", "use 0.5")
+    _check(inputs, labels, change, strength)
     weights = _selected_weights(model, only)
     count = sum(w.numel() for w in weights.values())
     first = torch.zeros(count, dtype=torch.float64)
     second = torch.zeros(count, count, dtype=torch.float64)
     draws = draws if change != "none" else 1
-    device = inputs.device
     with (
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []),
         _evaluation_mode(model, dropout=strength if change == "dropout" else 0.0),
     ):
         torch.manual_seed(seed)
@@ -85,7 +78,7 @@ def increment_covariance(
                 g = _gradients(model, weights, x, y, loss, change, strength)
                 first += g.sum(0).cpu()
                 second += (g.T @ g).cpu()
-    total = len(labels) * draws
+    total = draws * len(labels)
     return IncrementCovariance(first / total, second / total, len(labels))
 
 
@@ -117,7 +110,7 @@ def _gradients(
         **{n: p.detach() for n, p in model.named_parameters() if n not in weights},
         **dict(model.named_buffers()),
     }
-    dropped = _weight_names(model) if change == "dropconnect" else set()
+    dropped = _weight_names(model) if change == "dropconnect" else []
 
     def sample_loss(weights: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
         state = {**fixed, **weights}
@@ -150,13 +143,13 @@ def _selected_weights(model: nn.Module, only: Sequence[str] | None) -> dict[str,
     return weights
 
 
-def _weight_names(model: nn.Module) -> set[str]:
-    """Return the names of the weights of all linear and convolutional layers."""
-    return {
+def _weight_names(model: nn.Module) -> list[str]:
+    """Return the names of the weights of all linear and convolutional layers, in order."""
+    return [
         f"{name}.weight" if name else "weight"
         for name, layer in model.named_modules()
         if isinstance(layer, LAYERS)
-    }
+    ]
 
 
 def _noisy_labels(model: nn.Module, x: Tensor, y: Tensor, strength: float) -> Tensor:
@@ -165,6 +158,16 @@ def _noisy_labels(model: nn.Module, x: Tensor, y: Tensor, strength: float) -> Te
         classes = model(x[:1]).shape[1]
     replaced = torch.rand(len(y), device=y.device) < strength
     return torch.where(replaced, torch.randint(classes, (len(y),), device=y.device), y)
+
+
+def _check(inputs: Tensor, labels: Tensor, change: str, strength: float) -> None:
+    if change not in get_args(Change):
+        known = ", ".join(get_args(Change))
+        raise InputError("change", f"{change!r} is unknown", f"choose one of {known}")
+    if len(inputs) != len(labels) or len(labels) < 2:
+        raise InputError("labels", f"{len(labels)} for {len(inputs)} inputs", "give one for each")
+    if not 0 <= strength < 1 and change in ("dropout", "dropconnect", "labels"):
+        raise InputError("strength", f"{strength} is not a probability below 1", "use 0.5")
 
 
 @contextmanager

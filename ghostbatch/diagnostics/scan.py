@@ -78,7 +78,7 @@ class RandomSteps:
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Make batch norms use batch statistics and leave their buffers alone; the rest evaluates.
+    """Put the model into evaluation mode, except that batch norms use batch statistics.
 
     A ghost norm with one ghost per batch is the same function, and several times as fast where
     there are kernels for it.

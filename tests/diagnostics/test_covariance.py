@@ -8,6 +8,7 @@ from torch import nn
 
 from ghostbatch import increment_covariance, to_ghost
 from ghostbatch.diagnostics import cosine, effective_rank, per_sample_gradients
+from ghostbatch.diagnostics.gradients import _weight_names
 from ghostbatch.errors import InputError
 
 N, BATCH, SMALL = 24, 12, 3
@@ -174,6 +175,12 @@ def test_dropout_dropconnect_and_label_noise_change_the_structure_of_the_covaria
     assert abs(effective_rank(one) - effective_rank(plain)) > 3 * abs(
         effective_rank(one) - effective_rank(two)
     )
+
+
+def test_dropconnect_draws_masks_in_the_order_of_the_layers():
+    """A set of names would have another order in every process, and so would the draws."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
+    assert _weight_names(model) == [f"{number}.weight" for number in range(8)]
 
 
 def test_random_loss_weights_change_only_the_scale_of_the_second_moment():

@@ -143,7 +143,8 @@ def test_autocorrelated_residuals_are_recognised():
     assert 0.25 * len(T) / 2 < effective < 0.25 * len(T) * 2
 
 
-def test_independent_residuals_are_called_autocorrelated_in_five_percent_of_fits():
+def test_independent_residuals_are_rarely_called_autocorrelated():
+    """In 5 % of 60 fits, with a binomial deviation of 1.7."""
     assert sum(fit.autocorrelated for fit in fits_with_noise(phi=0.0)) < 3 + 3 * 1.7
 
 

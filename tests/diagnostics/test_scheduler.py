@@ -69,7 +69,9 @@ def test_the_rate_drops_before_the_longest_wait_if_the_distance_is_reached():
 
 
 @pytest.mark.parametrize("stop", [0, 1, 12, 13, 20, 30])
-@pytest.mark.parametrize("optimizer_first", [True, False], ids=["optimizer first", "last"])
+@pytest.mark.parametrize(
+    "optimizer_first", [True, False], ids=["optimizer first", "scheduler first"]
+)
 def test_a_run_resumed_in_the_middle_continues_identically(stop, optimizer_first):
     options = {"reached": [2.05, 3.05], "longest": [30, 30]}
     expected = ConstantGradient(**options).run(40)
