@@ -59,7 +59,7 @@ class Crop(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CropStream:
+class Crops:
     """The crops of every update, whichever process decodes them."""
 
     stream: PermutationStream

@@ -19,16 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ghostbatch.data.datasets import Info
-from ghostbatch.data.decode import (
-    CROP,
-    Crop,
-    CropStream,
-    Decoded,
-    Decoder,
-    Files,
-    WorkerInit,
-    decode,
-)
+from ghostbatch.data.decode import CROP, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
 from ghostbatch.data.feed import MicroBatch, Normalise
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
@@ -138,7 +129,7 @@ class FolderFeed:
         workers: int = 2,
         on_bad_image: OnBadImage = "fatal",
     ) -> None:
-        self.crops = CropStream(PermutationStream(len(data.train), batch, seed), seed, augment)
+        self.crops = Crops(PermutationStream(len(data.train), batch, seed), seed, augment)
         self.data, self.augment, self.device = data, augment, device
         self.workers, self.skip = workers, on_bad_image == "skip"
         self._normalise = Normalise(*data.moments, device, dtype)
