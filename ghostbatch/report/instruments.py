@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from ghostbatch.diagnostics import fit_diffusion, sum_up
+from ghostbatch.diagnostics import RandomPotential, fit_diffusion
 from ghostbatch.errors import InputError
 from ghostbatch.report.figures import OTHERS, STYLE, Plot, finish, new_axes
 
@@ -105,7 +105,8 @@ def _separable(found: dict[str, Any], folder: Path) -> list[Plot]:
 
 
 def _potential(found: dict[str, Any], folder: Path) -> list[Plot]:
-    scan = sum_up(found["distances"], found["losses"], found["origin"], found["radius"], BINS)
+    measured = (found["distances"], found["losses"], found["origin"], found["radius"])
+    scan = RandomPotential.from_losses(*measured, BINS)
     figure, axes = new_axes("distance from the initial weights", "deviation of the loss (rms)")
     for (count, bins), colour in zip(scan.binned.items(), OTHERS, strict=False):
         axes.plot(bins.distances, bins.rms, "o", ms=3, color=colour, label=f"{count} bins")
