@@ -219,7 +219,7 @@ class Plan:
 
     @property
     def seen(self) -> Regime:
-        """The regime with its times in passes over the data at this run's batch."""
+        """The regime with times in epochs of this run's batch."""
         return self.regime.stretched(Fraction(self.recipe.batch, self.held_batch))
 
     @property
@@ -229,7 +229,7 @@ class Plan:
         return 1 if ghost is None else len(ghost_sizes(self.recipe.batch, ghost))
 
     def epoch(self, update: int) -> float:
-        """Return the passes over the training set after ``update`` updates."""
+        """Return the epochs done after ``update`` updates."""
         return update * self.recipe.batch / self.samples
 
     def rates(self, update: int) -> Rates:

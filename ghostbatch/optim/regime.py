@@ -74,10 +74,10 @@ class Regime:
         before: Epochs = 0
         remedy = "give (epoch, lr) or (epoch, lr, weight decay)"
         if not isinstance(self.drops, Sequence):
-            raise InputError("regime.drops", f"{self.drops!r} is no sequence", remedy)
+            raise InputError("regime.drops", f"{self.drops!r} is not a sequence", remedy)
         for drop in self.drops:
             if not isinstance(drop, Sequence) or len(drop) not in (2, 3):
-                raise InputError("regime.drops", f"{drop!r} is no drop", remedy)
+                raise InputError("regime.drops", f"{drop!r} is not a drop", remedy)
             epoch, *rates = drop
             for rate in (epoch, *rates):
                 _check_rate("regime.drops", rate)

@@ -52,11 +52,11 @@ class RegimeScheduler(LRScheduler):
         return self._phases[bisect_right(self._drops, update)]
 
     def get_lr(self) -> list[Any]:
-        """Return the learning rates of all groups for the coming update; set their weight decay."""
+        """Return the learning rates of all groups for the next update; set their weight decay."""
         rates = self.rates(self.last_epoch)
         groups = self.optimizer.param_groups
         for group in groups:
-            # Kept in the group, as PyTorch keeps initial_lr: a regime may pass through 0.
+            # In the group, like PyTorch's initial_lr: the regime's weight decay may become 0.
             if group.setdefault("initial_weight_decay", group.get("weight_decay", 0)):
                 group["weight_decay"] = rates.weight_decay
         initial = [group.setdefault("initial_lr", group["lr"]) for group in groups]
