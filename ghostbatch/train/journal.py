@@ -2,7 +2,7 @@
 
 import time
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 from ghostbatch.data import Feed
 from ghostbatch.nn import sync_statistics
@@ -16,13 +16,6 @@ from ghostbatch.train.state import State, autocast
 from ghostbatch.train.update import Update
 
 
-class Interval(NamedTuple):
-    """Time between checkpoints: whichever of the two comes first."""
-
-    seconds: float
-    updates: int | None
-
-
 class Journal:
     """Records, saves and ends a run. Call every method on all ranks; the first one writes."""
 
@@ -34,11 +27,13 @@ class Journal:
         folder: RunFolder,
         *,
         kept_bytes: int,
-        checkpoints: Interval,
+        checkpoint_seconds: float,
+        checkpoint_updates: int | None,
         on_record: OnRecord | None,
     ) -> None:
         self.state, self.feed, self.ranks, self.folder = state, feed, ranks, folder
-        self.plan, self.checkpoints = state.plan, checkpoints
+        self.plan = state.plan
+        self.seconds, self.updates = checkpoint_seconds, checkpoint_updates
         self.recorder = Recorder(folder.metrics, kept_bytes, on_record) if ranks.first else None
         self._validation: Record | None = None
         self._began = time.monotonic() - state.seconds
@@ -73,10 +68,10 @@ class Journal:
 
     def save_if_due(self, next_chance: int = 1) -> None:
         """Write a checkpoint if it is due, or would be late ``next_chance`` updates from now."""
-        at, update = self._saved
-        seconds, updates = self.checkpoints
-        late = updates is not None and self.state.update + next_chance - update > updates
-        if late or time.monotonic() - at >= seconds:
+        time_saved, saved = self._saved
+        following = self.state.update + next_chance
+        late = self.updates is not None and following - saved > self.updates
+        if late or time.monotonic() - time_saved >= self.seconds:
             self.save()
 
     def save(self) -> None:

@@ -15,7 +15,7 @@ from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.folder import RunFolder
-from ghostbatch.train.journal import Interval, Journal
+from ghostbatch.train.journal import Journal
 from ghostbatch.train.ranks import Ranks, joined
 from ghostbatch.train.record import OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
@@ -77,7 +77,8 @@ def train(
         checkpoint_updates=checkpoint_updates,
         workers=workers,
     )
-    with joined(where) as ranks, _forked_rng(where):
+    generators = [] if where.type == "cpu" else [where]
+    with joined(where) as ranks, torch.random.fork_rng(devices=generators):
         data = _load(recipe.data, data_dir, download, ranks)
         plan = recipe.plan(data.info.samples)
         state = State(plan, data.info, where)
@@ -107,7 +108,8 @@ def train(
                     Journal(
                         *(state, feed, ranks, folder),
                         kept_bytes=kept_bytes,
-                        checkpoints=Interval(checkpoint_seconds, checkpoint_updates),
+                        checkpoint_seconds=checkpoint_seconds,
+                        checkpoint_updates=checkpoint_updates,
                         on_record=on_record,
                     )
                 ) as journal,
@@ -121,7 +123,7 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
     """Update until the end; log, evaluate and save on the way; return the summary."""
     state = update.state
     log_updates, eval_updates = _schedule(state.plan.updates, evaluations)
-    read_every = _read_every(state.device, journal.checkpoints.updates)
+    read_every = _read_every(state.device, journal.updates)
     if state.update == 0:
         journal.record_validation()
     while state.update < state.end:
@@ -228,10 +230,3 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _forked_rng(device: torch.device) -> Iterator[None]:
-    """Leave the caller's random state as it was."""
-    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-        yield
