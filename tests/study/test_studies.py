@@ -1,4 +1,4 @@
-"""The declared studies say what the paper says."""
+"""The declared studies have the rows and columns of the paper."""
 
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -88,7 +88,7 @@ def test_the_diffusion_study_changes_one_thing_per_row():
     assert replace(noise, noise=False, lr_rule="sqrt") == rate
 
 
-def test_longer_runs_have_longer_first_phases_and_the_same_tail():
+def test_longer_runs_have_longer_first_phases_and_the_same_later_phases():
     longer = find_study("diffusion").rows["longer"]
     plans = [recipe.plan(4000) for recipe in longer.columns.values()]
     firsts = [plan.drop_updates[0] for plan in plans]
