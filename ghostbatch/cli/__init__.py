@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -33,7 +33,6 @@ ghostbatch COMMAND --help prints the flags. Run an interrupted command again to 
 
 def main() -> None:
     """Entry point of ``ghostbatch``."""
-    signal.signal(signal.SIGTERM, _terminate)
     warnings.showwarning = _warn
     try:
         run(sys.argv[1:])
@@ -61,7 +60,24 @@ def run(argv: Sequence[str]) -> None:
     name, *rest = argv
     if name not in COMMANDS:
         raise InputError("command", f"{name!r} is unknown", f"choose one of {', '.join(COMMANDS)}")
-    import_module(f"{__name__}.{name}").command(rest)
+    command = _load(name)
+    signal.signal(signal.SIGTERM, _terminate)
+    command(rest)
+
+
+def _load(name: str) -> Callable[[Sequence[str]], None]:
+    """Import a command; an interrupt meanwhile ends the process at once.
+
+    Some libraries turn a KeyboardInterrupt during their import into an error that makes no sense.
+    """
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if usual:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return import_module(f"{__name__}.{name}").command  # type: ignore[no-any-return]
+    finally:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Terminated(BaseException):

@@ -66,8 +66,6 @@ def command(argv: Sequence[str]) -> None:
 
 def _run(study: Study, options: StudyOptions, console: Console) -> None:
     """Run the chosen cells of a study."""
-    if options.jobs < 1:
-        raise InputError("jobs", f"{options.jobs} is below 1", "use 1 or more")
     seeds = _seeds(options.seeds) if options.seeds is not None else None
     columns = options.columns.split(",") if options.columns is not None else None
     for flag, value in (("columns", columns), ("seeds", seeds), ("device", options.device)):

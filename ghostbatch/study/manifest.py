@@ -15,14 +15,11 @@ NAME = "study.json"
 
 @dataclass(frozen=True)
 class RowEntry:
-    """A row of a `Manifest`."""
+    """A `Row` without its recipes."""
 
     columns: tuple[str, ...]
-    """In the order of the report."""
     figures: tuple[str, ...] = FIGURES
-    """Kinds of figures that the report draws of the row."""
     note: str = ""
-    """A sentence that the report prints below the row's table."""
 
 
 @dataclass(frozen=True)

@@ -125,14 +125,11 @@ PROVISIONAL = frozenset({"c1-cifar10", "vgg-cifar10", "c3-cifar100"})
 """Recipes whose regime is not calibrated yet; do not compare their results with the paper's."""
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    "f1-digits": f1_digits,
-    "f1-mnist": f1_mnist,
-    "c1-cifar10": c1_cifar10,
-    "resnet44-cifar10": resnet44_cifar10,
-    "vgg-cifar10": vgg_cifar10,
-    "c3-cifar100": c3_cifar100,
-    "wresnet16-4-cifar100": wresnet16_4_cifar100,
-    "alexnet-imagenet": alexnet_imagenet,
+    make.__name__.replace("_", "-"): make
+    for make in (
+        *(f1_digits, f1_mnist, c1_cifar10, resnet44_cifar10, vgg_cifar10),
+        *(c3_cifar100, wresnet16_4_cifar100, alexnet_imagenet),
+    )
 }
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from threading import Thread
 import torch
 
 from ghostbatch.data import find_info
+from ghostbatch.errors import InputError
 from ghostbatch.files import locked
 from ghostbatch.study.executor import Event, Executor, Job, Where
 from ghostbatch.study.local import LocalExecutor
@@ -42,7 +43,7 @@ def run_study(
 
     Args:
         study: what ``study.json`` describes.
-        cells: those of its cells to run.
+        cells: those of its cells to run; a run that another one follows comes before it.
         out: the study's folder.
         jobs: how many cells run side by side, at most.
         on_event: called in this thread with every record and summary.
@@ -50,6 +51,8 @@ def run_study(
         make_executor: given the descriptor of the study's lock, returns what runs the jobs.
 
     """
+    if jobs < 1:
+        raise InputError("jobs", f"{jobs} is below 1", "use 1 or more")
     manifest = Manifest.of(study, cells, Manifest.read(out))
     _check_folders(cells, out)
     placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
@@ -77,59 +80,60 @@ def run_cells(
 ) -> None:
     """Run cells in order; those that have ended are only reported.
 
-    Cells that follow another run's distances start when all others have ended.
+    A cell that follows the distances of another run starts when that run has ended; if it
+    diverged, the cell is left out.
     """
-    waiting = []
-    for cell in cells:
-        if (summary := read_summary(cell.folder(out) / "summary.json")) is not None:
-            on_event(cell, summary)
-        else:
-            waiting.append(cell)
-    for follows in (False, True):
-        ready = deque(cell for cell in waiting if cell.follows == follows and _can_start(cell))
-        _run_side_by_side(ready, out, executor, placement, where, on_event)
-
-
-def _can_start(cell: Cell) -> bool:
-    """Return False, with a warning, if the run that this cell follows diverged."""
-    if cell.recipe.reference is None:
-        return True
-    summary = read_summary(Path(cell.recipe.reference) / "summary.json")
-    if summary is not None and summary.status == "diverged":
-        warnings.warn(f"{cell.name} is left out: the run that it follows diverged", stacklevel=3)
-        return False
-    return True
-
-
-def _run_side_by_side(
-    waiting: deque[Cell],
-    out: Path,
-    executor: Executor,
-    placement: Placement,
-    where: Where,
-    on_event: OnEvent,
-) -> None:
-    """Start each cell when a device has room for it; report events until all have ended."""
+    waiting = deque(_report_ended(cells, out, on_event))
     shapes = {data: find_info(data).shape for data in {cell.recipe.data for cell in waiting}}
     mail: SimpleQueue[tuple[Cell, Message]] = SimpleQueue()
     running: dict[Cell, tuple[str, float]] = {}
     while waiting or running:
-        while waiting:
+        while waiting and not _follows_any(waiting[0], running, out):
             cell = waiting[0]
             share = gpu_share(where.micro or cell.recipe.batch, shapes[cell.recipe.data])
-            if (device := placement.take(share)) is None:
+            if _reference_diverged(cell):
+                waiting.popleft()
+                line = f"{cell.name} is left out: the run that it follows diverged"
+                warnings.warn(line, stacklevel=2)
+            elif (device := placement.take(share)) is not None:
+                running[waiting.popleft()] = device, share
+                job = Job(cell.name, cell.recipe, cell.folder(out), replace(where, device=device))
+                events = executor.submit(job)
+                Thread(target=_forward, args=(cell, events, mail), daemon=True).start()
+            else:
                 break
-            running[waiting.popleft()] = device, share
-            job = Job(cell.name, cell.recipe, cell.folder(out), replace(where, device=device))
-            events = executor.submit(job)
-            Thread(target=_forward, args=(cell, events, mail), daemon=True).start()
-        cell, message = mail.get()
-        if message is None:
-            placement.release(*running.pop(cell))
-        elif isinstance(message, Exception):
-            raise message
+        if running:
+            cell, message = mail.get()
+            if message is None:
+                placement.release(*running.pop(cell))
+            elif isinstance(message, Exception):
+                raise message
+            else:
+                on_event(cell, message)
+
+
+def _report_ended(cells: Sequence[Cell], out: Path, on_event: OnEvent) -> list[Cell]:
+    """Report the summaries of cells that have ended; return the others."""
+    others = []
+    for cell in cells:
+        if (summary := read_summary(cell.folder(out) / "summary.json")) is not None:
+            on_event(cell, summary)
         else:
-            on_event(cell, message)
+            others.append(cell)
+    return others
+
+
+def _follows_any(cell: Cell, running: Iterable[Cell], out: Path) -> bool:
+    """Return whether a cell follows one of the running cells."""
+    return cell.recipe.reference in {str(other.folder(out.resolve())) for other in running}
+
+
+def _reference_diverged(cell: Cell) -> bool:
+    """Return whether a cell follows a run that diverged."""
+    if cell.recipe.reference is None:
+        return False
+    summary = read_summary(Path(cell.recipe.reference) / "summary.json")
+    return summary is not None and summary.status == "diverged"
 
 
 def _forward(cell: Cell, events: Iterator[Event], mail: SimpleQueue[tuple[Cell, Message]]) -> None:

@@ -226,10 +226,7 @@ def _longer(regime: Regime, factor: Fraction | int) -> Regime:
 
 
 STUDIES: dict[str, Callable[[], Study]] = {
-    "quick": quick,
-    "diffusion": diffusion,
-    "walk": walk,
-    "separable": separable,
+    make.__name__: make for make in (quick, diffusion, walk, separable)
 }
 
 

@@ -88,12 +88,17 @@ def test_what_a_job_raises_ends_the_study(drive):
         drive(find_study("quick").cells(["SB"], [0]), FakeExecutor(refusal))
 
 
-def test_followers_are_submitted_after_all_others(drive):
+def test_a_follower_is_submitted_when_its_reference_has_ended(tmp_path):
     executor = FakeExecutor()
-    drive(find_study("diffusion").cells(seeds=[0]), executor, jobs=100)
-    follows = [job.recipe.hold == "distance" for job in executor.jobs]
-    assert sum(follows) == 1
-    assert follows[-1]
+    cells = find_study("diffusion").cells(["by distance"], [0], tmp_path)
+    ended_before = {}
+
+    def note(cell, event):
+        if isinstance(event, Summary):
+            ended_before[cell.column] = len(executor.jobs)
+
+    run_cells(cells, tmp_path, executor, Placement(["cpu"], 8), Where(), note)
+    assert ended_before == {"SB": 1, "by distance": 2}
 
 
 def test_a_job_survives_json(tiny, tmp_path):
