@@ -154,7 +154,7 @@ def _distance(groups: list[Group]) -> Sketch:
 def verdict(fit: DiffusionFit) -> str:
     """Say which law fits better, and by how much."""
     better, worse = ("ln t", "sqrt t") if fit.better == "log" else ("sqrt t", "ln t")
-    return f"{better} fits better than {worse} by {fit.aic_margin:.0f} of AIC"
+    return f"{better} fits better than {worse} (AIC lower by {fit.aic_margin:.0f})"
 
 
 def _accuracy_by_distance(groups: list[Group]) -> Sketch:

@@ -29,7 +29,7 @@ def test_a_study_of_instruments_has_a_page_without_runs(tmp_path, listed):
     assert tables == []
     text = page.read_text()
     assert "brownian: p = 2.00 in [2.00, 2.00], and ln t fits better than sqrt t" in text
-    assert re.search(r"flat: .* sqrt t fits better than ln t by \d+ of AIC", text)
+    assert re.search(r"flat: .* sqrt t fits better than ln t \(AIC lower by \d+\)", text)
     assert "<h2>Recipes</h2>" not in text
     assert (tmp_path / "figures" / "walk.png").stat().st_size > 10_000
 

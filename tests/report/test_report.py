@@ -142,7 +142,7 @@ def test_figures_lie_beside_the_page_as_svg_and_png(folder):
 
 def test_the_distance_caption_gives_the_slope_of_its_fit(folder):
     text = write_report(folder)[0].read_text()
-    fit = r"b = \d+\.\d+ in \[.*?\], (ln|sqrt) t fits better than (ln|sqrt) t by \d+ of AIC"
+    fit = r"b = \d+\.\d+ in \[.*?\], (ln|sqrt) t fits better than (ln|sqrt) t \(AIC lower by \d+\)"
     assert re.search(rf"SB: {fit}; \+GBN: {fit}\.", text)
 
 
