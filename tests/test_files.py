@@ -91,5 +91,5 @@ def test_a_resumed_recorder_starts_at_the_length_that_was_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"x" * 1000)
     recorder = Recorder(path, 400, None)
-    assert recorder.position() == 400
+    assert recorder.sync() == 400
     recorder.close()

@@ -78,8 +78,7 @@ class Journal:
         """Write a checkpoint; all ranks have the same state, so the first rank writes it alone."""
         if self.recorder is not None:
             self.state.seconds = time.monotonic() - self._began
-            self.recorder.sync()
-            self.folder.checkpoints.save(self.state.state_dict(), self.recorder.position())
+            self.folder.checkpoints.save(self.state.state_dict(), self.recorder.sync())
         self._saved = (time.monotonic(), self.state.update)
 
     def end(self) -> Summary:

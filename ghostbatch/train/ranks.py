@@ -147,8 +147,3 @@ def agree_on_name(store: Any, rank: int, world: int) -> str:
             store.set(f"answer/{greeting}", mine)
             time.sleep(0.01)
     return mine
-
-
-def is_first() -> bool:
-    """Return whether this process is the first rank, or the only one."""
-    return os.environ.get("RANK", "0") == "0"

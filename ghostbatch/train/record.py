@@ -88,13 +88,10 @@ class Recorder:
         if self._on_record is not None:
             self._on_record(record)
 
-    def sync(self) -> None:
-        """Flush the file to disk, before a checkpoint refers to it."""
+    def sync(self) -> int:
+        """Flush the file to disk, before a checkpoint refers to it; return its length."""
         with naming(self._path):
             os.fsync(self._file.fileno())
-
-    def position(self) -> int:
-        """Return the length of the file."""
         return self._file.tell()
 
 

@@ -76,7 +76,7 @@ def full_disk_in_a_record(update):
 
     def full(self, record):
         if record.update == update:
-            limit_file_size(self.position() + 20)
+            limit_file_size(self.sync() + 20)
         write(self, record)
 
     Recorder.write = full
