@@ -243,10 +243,7 @@ class Flat:
     def _move_in(self, parameter: nn.Parameter, start: int, *, folded: bool) -> None:
         """Make a parameter a view of the buffer; whole convolutions lie channels last in it."""
         place = self.weights[start : start + parameter.numel()]
-        if parameter.dim() == 4 and not folded:
-            O, I, k, l = parameter.shape
-            place = place.view(O, k, l, I).permute(0, 3, 1, 2)
-        place = place.view(parameter.shape) if place.dim() == 1 else place
+        place = place.view(parameter.shape) if folded else _shaped(place, parameter.shape)
         place.copy_(parameter.detach())
         parameter.data = place
 
@@ -256,21 +253,14 @@ class Flat:
         with torch.no_grad():
             (like,) = fold_weights(layer.weight[None], layer.stride[0], layer.fold)
         place = slice(start, start + like.numel())
-        O, I, k, l = like.shape
-        leaf = self.shadow[place].view(O, k, l, I).permute(0, 3, 1, 2).requires_grad_()
+        leaf = _shaped(self.shadow[place], like.shape).requires_grad_()
         layer.folded = leaf
         return Slot(layer.weight, start, leaf, self.shadow_grads[place])
 
     def _copied_slot(self, layer: nn.Module, parameter: nn.Parameter, start: int) -> Slot:
         start += self._shadow_folded - self._ends[0]
         place = slice(start, start + parameter.numel())
-        leaf = self.shadow[place]
-        if parameter.dim() == 4:
-            O, I, k, l = parameter.shape
-            leaf = leaf.view(O, k, l, I).permute(0, 3, 1, 2)
-        else:
-            leaf = leaf.view(parameter.shape)
-        leaf.requires_grad_()
+        leaf = _shaped(self.shadow[place], parameter.shape).requires_grad_()
         layer.__class__ = ShadowLinear if isinstance(layer, nn.Linear) else ShadowConv2d
         if parameter is layer.weight:
             layer.shadow = leaf
@@ -341,7 +331,7 @@ def _places(layer: FoldedConv2d, start: int) -> Tensor:
 
 
 def _targets(sources: Tensor, folded: int) -> Tensor:
-    """Invert ``sources``: for every folded weight all its places in the shadow, (copies, folded)."""
+    """Invert ``sources``: every folded weight's places in the shadow, (copies, folded)."""
     used = (sources >= 0).nonzero().squeeze(1)
     order = sources[used].argsort(stable=True)
     weight, place = sources[used][order].long(), used[order]
@@ -351,6 +341,13 @@ def _targets(sources: Tensor, folded: int) -> Tensor:
     targets = torch.full((copies, folded), -1, dtype=torch.int32)
     targets[rank, weight] = place.to(torch.int32)
     return targets
+
+
+def _shaped(row: Tensor, shape: torch.Size) -> Tensor:
+    """View a row as a weight; that of a convolution lies channels last."""
+    if len(shape) != 4:
+        return row.view(shape)
+    return row.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
 
 
 def _row(gradient: Tensor, leaf: Tensor) -> Tensor:
