@@ -291,6 +291,27 @@ class MaxPool(torch.autograd.Function):
         return backward(dy, index, ctx.size, ctx.kernel, pack=pack), None
 
 
+class MeanPool(torch.autograd.Function):
+    """The mean over all pixels of a channels_last batch, with a dense gradient.
+
+    PyTorch's gradient is expanded or laid out otherwise, so that the layer before has to copy it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """From (N, C, H, W) to (N, C, 1, 1)."""
+        ctx.shape = x.shape
+        N, C, H, W = x.shape
+        return x.permute(0, 2, 3, 1).reshape(N, H * W, C).mean(1).view(N, C, 1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        """Spread the gradient over the pixels."""
+        N, C, H, W = ctx.shape
+        rows = (dy / (H * W)).permute(0, 2, 3, 1).expand(N, H, W, C)
+        return rows.contiguous().permute(0, 3, 1, 2)
+
+
 # ------------------------------------------------------------------------------------------ layers
 
 
@@ -322,11 +343,21 @@ class FastMaxPool2d(nn.MaxPool2d):
         return max_pool2d(input, self.kernel_size)  # type: ignore[arg-type]
 
 
+class FastMeanPool2d(nn.AdaptiveAvgPool2d):
+    """nn.AdaptiveAvgPool2d(1) with a dense channels_last gradient."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.AdaptiveAvgPool2d's name for it)
+        """From (N, C, H, W) to (N, C, 1, 1)."""
+        return MeanPool.apply(input)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def to_fast_pools(model: Model) -> Model:
-    """Make every max pooling that the kernels know a `FastMaxPool2d`; return the model."""
+    """Swap the class of poolings that have a faster twin here; return the model."""
     for layer in model.modules():
         if type(layer) is nn.MaxPool2d and _known(layer):
             layer.__class__ = FastMaxPool2d
+        elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size == 1:
+            layer.__class__ = FastMeanPool2d
     return model
 
 

@@ -93,6 +93,14 @@ def test_what_the_kernels_do_not_take_goes_to_pytorch(x):
     assert_close(pool.max_pool2d(x, 3), F.max_pool2d(x, 3, 2))
 
 
+def test_the_mean_over_pixels_and_its_gradient_equal_pytorchs():
+    x = draw(2, 8, 4, 6)
+    fast = outcome(pool.MeanPool.apply, x)
+    slow = outcome(lambda x: F.adaptive_avg_pool2d(x, 1), x)
+    assert_close(fast, slow, check_stride=False)
+    assert fast[1].is_contiguous(memory_format=torch.channels_last)
+
+
 def test_layers_that_the_kernels_know_are_swapped_in_place():
     model = nn.Sequential(
         nn.MaxPool2d(2), nn.MaxPool2d(3, 2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2, ceil_mode=True)
