@@ -67,11 +67,12 @@ class Data:
     labels: Tensor
 
     @staticmethod
-    def random(samples: int = 50000, classes: int = 10) -> "Data":
-        """Images of 32 pixels whose brightness says their class, so that there is a gradient."""
+    def random(samples: int = 50000, pixels: int = 32, classes: int = 10) -> "Data":
+        """Images whose brightness tells their class, so that there is something to learn."""
         generator = torch.Generator().manual_seed(0)
         labels = torch.randint(classes, (samples,), generator=generator)
-        images = torch.randint(156, (samples, 32, 32, 3), generator=generator, dtype=torch.uint8)
+        size = (samples, pixels, pixels, 3)
+        images = torch.randint(156, size, generator=generator, dtype=torch.uint8)
         images += (labels * (100 // classes)).to(torch.uint8).view(-1, 1, 1, 1)
         return Data(images.to(DEVICE).permute(0, 3, 1, 2), labels.to(DEVICE))
 
@@ -113,9 +114,8 @@ class Update:
         mean, deviation = (torch.full((3,), value, device=DEVICE) for value in (120.0, 60.0))
         width = _input_width(model)
         self.maker = BatchMaker(
-            data.images, data.labels, mean, deviation, augmentation, batch, width,
-            dtype if levers.flat else torch.float32,
-        )  # fmt: skip
+            data.images, data.labels, mean, deviation, augmentation, batch, width, dtype
+        )
         if levers.flat:
             self.flat = Flat(model, dtype)
         else:

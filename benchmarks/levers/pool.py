@@ -66,7 +66,7 @@ def tuning(kernel: int, channels: int) -> Tuning:
 
 
 @triton.jit
-def forward_kernel(
+def max_pool_forward_kernel(
     x_ptr,  # (N, H, W, C)
     y_ptr,  # (N, OH, OW, C)
     index_ptr,  # (ceil(N OH OW / PACK), C) bytes: position in the window, row by row
@@ -143,7 +143,7 @@ def window_gradient(
 
 
 @triton.jit
-def backward_kernel(
+def max_pool_backward_kernel(
     dy_ptr,  # (N, OH, OW, C)
     index_ptr,  # of the forward
     dx_ptr,  # (N, H, W, C)
@@ -239,7 +239,7 @@ def forward(
     groups = triton.cdiv(N * OH * OW, pack)
     index = torch.empty((groups, C) if save else (0, C), dtype=torch.uint8, device=x.device)
     BG, BC = settings.tile(x)
-    forward_kernel[(triton.cdiv(groups, BG * settings.rounds), triton.cdiv(C, BC))](
+    max_pool_forward_kernel[(triton.cdiv(groups, BG * settings.rounds), triton.cdiv(C, BC))](
         x, y, index, N * OH * OW,
         H=H, W=W, CHANNELS=C, K=kernel, PACK=pack, SAVE=save,
         ROUNDS=settings.rounds, BG=BG, BC=BC, num_warps=settings.warps,
@@ -263,7 +263,7 @@ def backward(
     dx = _empty(dy, N, C, H, W)
     quads = N * ((H + 1) // 2) * ((W + 1) // 2)
     BQ, BC = settings.tile(dy)
-    backward_kernel[(triton.cdiv(quads, BQ * settings.rounds), triton.cdiv(C, BC))](
+    max_pool_backward_kernel[(triton.cdiv(quads, BQ * settings.rounds), triton.cdiv(C, BC))](
         dy, index, dx, quads,
         H=H, W=W, CHANNELS=C, K=kernel, PACK=pack,
         ROUNDS=settings.rounds, BQ=BQ, BC=BC, num_warps=settings.warps,

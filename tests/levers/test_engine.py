@@ -9,7 +9,15 @@ pytest.importorskip("triton")
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels are not interpreted", allow_module_level=True)
 
+import engine
 from engine import EAGER, Data, Levers, Update
+
+from ghostbatch.nn.networks import _residual, c1
+
+NETWORKS = {
+    "residual": lambda classes: _residual(classes, 3, depth=2, widths=(16, 32)),
+    "pooling": lambda classes: c1(classes, image_size=8),
+}
 
 
 def test_clipping_by_grad_scale_and_skipping_by_found_inf_is_what_fused_sgd_does():
@@ -36,10 +44,11 @@ def test_clipping_by_grad_scale_and_skipping_by_found_inf_is_what_fused_sgd_does
         assert_close(mine, right)
 
 
-@pytest.mark.parametrize("network", ["resnet44", "c1"])
+@pytest.mark.parametrize("network", NETWORKS)
 def test_all_levers_together_train_as_eager_code_does(network, monkeypatch):
     monkeypatch.setenv("GHOSTBATCH_KERNELS", "interpret")
-    data = Data.random(16)
+    monkeypatch.setattr(engine, "find_model", NETWORKS.get)
+    data = Data.random(16, pixels=8)
     updates = [
         Update(
             network, data, batch=4, ghost=2, levers=levers, dtype=torch.float32, dropout=False
