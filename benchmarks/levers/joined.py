@@ -40,6 +40,7 @@ from ghostbatch.ops.tickets import (
     store,
     wait_for,
 )
+from ghostbatch.ops.tiling import Tuning
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -220,32 +221,45 @@ class JoinedNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, other: Tensor | None) -> Any:
         """Return the gradients of x, residual, weight and bias."""
         x, table, y = ctx.saved_tensors
-        layer = ctx.layer
         if dy is None:
             dy, other = other, None
         if dy is None:
             return None, None, None, None, None
-        dy = as_dense_as(x, dy)
-        other = None if other is None else as_dense_as(x, other)
-        cut = fused.plan_for(x, layer.ghost, None, backward=True)
-        dx = torch.empty_like(x)
-        dresidual = None if y is None else torch.empty_like(x)
-        sums, parameters = torch.empty_like(table[:2]), table.new_empty(2, x.shape[1])
-        parts, counters = fused._scratch(x, cut)
-        missing = x  # never read
-        fused._launch(
-            backward_kernel,
-            cut,
-            *(dy, missing if other is None else other, x, missing if y is None else y, dx),
-            *(missing if dresidual is None else dresidual, layer.weight, layer.bias),
-            *(table, sums, parameters, parts, counters),
-            WEIGHT=True,
-            BIAS=True,
-            RESIDUAL=y is not None,
-            RELU=True,
-            JOINED=other is not None,
-        )
+        dx, dresidual, parameters = backward(ctx.layer, dy, other, x, table, y)
         return dx, dresidual, None, parameters[0], parameters[1]
+
+
+def backward(
+    layer: GhostBatchNorm,
+    dy: Tensor,
+    other: Tensor | None,
+    x: Tensor,
+    table: Tensor,
+    y: Tensor | None,
+    settings: Tuning | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the gradients of x, of the residual if ``y`` is given, and of weight and bias."""
+    dy = as_dense_as(x, dy)
+    other = None if other is None else as_dense_as(x, other)
+    cut = fused.plan_for(x, layer.ghost, settings, backward=True)
+    dx = torch.empty_like(x)
+    dresidual = None if y is None else torch.empty_like(x)
+    sums, parameters = torch.empty_like(table[:2]), table.new_empty(2, x.shape[1])
+    parts, counters = fused._scratch(x, cut)
+    missing = x  # never read
+    fused._launch(
+        backward_kernel,
+        cut,
+        *(dy, missing if other is None else other, x, missing if y is None else y, dx),
+        *(missing if dresidual is None else dresidual, layer.weight, layer.bias),
+        *(table, sums, parameters, parts, counters),
+        WEIGHT=True,
+        BIAS=True,
+        RESIDUAL=y is not None,
+        RELU=True,
+        JOINED=other is not None,
+    )
+    return dx, dresidual, parameters
 
 
 def joined_norm(layer: GhostBatchNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:

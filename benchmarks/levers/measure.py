@@ -14,6 +14,7 @@ from pathlib import Path
 PARTS = {
     "pool": "pool_times",
     "fold": "fold_times",
+    "norm": "norm_times",
     "engine": "engine_times",
     "peers": "peer_times",
     "side-by-side": "side_by_side_times",
