@@ -131,10 +131,11 @@ def fold_convolutions(model: Model, factors: dict[Shape, Fold] | None = None) ->
     Parameters, names and state_dict stay as they are.
     """
     factors = FACTORS if factors is None else factors
-    layers = [m for m in model.modules() if type(m) is nn.Conv2d and _shape(m) in factors]
-    for layer in layers:
+    found = [(m, _shape(m)) for m in model.modules() if type(m) is nn.Conv2d]
+    layers = [(layer, factors[shape]) for layer, shape in found if shape in factors]
+    for layer, fold in layers:
         layer.__class__ = FoldedConv2d
-        layer.fold, layer.folded = factors[_shape(layer)], None  # type: ignore[assignment]
+        layer.fold, layer.folded = fold, None  # type: ignore[assignment]
     if layers and not hasattr(model, "fold_hooks"):
         before = model.register_forward_pre_hook(_unfold_all)
         after = model.register_forward_hook(_forget_all, always_call=True)
@@ -146,12 +147,16 @@ def unfold_convolutions(model: Model) -> Model:
     """Make every folded convolution of ``model`` plain again; return the model."""
     for layer in model.modules():
         if type(layer) is FoldedConv2d:
-            layer.__class__ = nn.Conv2d
+            layer.__class__ = nn.Conv2d  # type: ignore[assignment]
             del layer.fold, layer.folded
-    for hook in getattr(model, "fold_hooks", ()):
-        hook.remove()
-    model.__dict__.pop("fold_hooks", None)
+    remove_hooks(model)
     return model
+
+
+def remove_hooks(model: nn.Module) -> None:
+    """Stop unfolding the weights of all layers together before each forward."""
+    for hook in model.__dict__.pop("fold_hooks", ()):
+        hook.remove()
 
 
 def _shape(layer: nn.Conv2d) -> Shape | None:

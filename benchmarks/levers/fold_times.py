@@ -5,7 +5,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from fold import Fold, Shape, _unfold_all, fold_convolutions, fold_weights, stem_columns
+from flat import Flat
+from fold import (
+    Fold,
+    Shape,
+    _forget_all,
+    _unfold_all,
+    fold_convolutions,
+    fold_weights,
+    stem_columns,
+)
 from timing import DEVICE, buffers, demand, milliseconds, relative_error, show, write
 from torch import Tensor
 
@@ -55,8 +64,7 @@ def main() -> None:
             times = _measure(batch, shape, pixels, fold)
             case = {"batch": batch, "shape": [*shape, pixels], "fold": _name(fold)}
             results.append(case | times | {"sum": sum(times.values())})
-    unfolding = _unfolding()
-    write("fold", {"results": results, "unfolding": unfolding})
+    write("fold", {"results": results})
     columns = ["forward", "dgrad", "wgrad", "sum"]
     rows: list[list[object]] = []
     for r in results:
@@ -65,7 +73,8 @@ def main() -> None:
         rows.append([r["batch"], r["shape"], r["fold"], *(r.get(c) for c in columns), best])
     print("milliseconds, bf16, channels_last; shape: in, out, kernel, stride, pixels")
     show(["batch", "shape", "pixels/channels", *columns, ""], rows)
-    print(f"unfolding all weights of ResNet44, forward + backward: {unfolding:.4f} ms")
+    print("unfolding all weights of ResNet44, forward + backward, ms:", flush=True)
+    print(f"{_unfolding():.4f} by products, {_flat_unfolding():.4f} flat, with clip and SGD")
 
 
 def _name(fold: Fold) -> str:
@@ -183,16 +192,27 @@ def _matmul(xs: list[Tensor], weight: Tensor) -> dict[str, float]:
 
 def _unfolding() -> float:
     """Time the unfolding of all weights of ResNet44 and its backward, as autocast does it."""
-    model = fold_convolutions(resnet44().to(DEVICE, memory_format=torch.channels_last))
+    model = fold_convolutions(resnet44().to(DEVICE))
     layers = [m for m in model.modules() if hasattr(m, "folded")]
     weights = [layer.weight for layer in layers]
-    with torch.autocast(DEVICE, torch.bfloat16):
-        _unfold_all(model, ())
-    gradients = [torch.randn_like(layer.folded) for layer in layers]
+    gradients: list[Tensor] = []
 
-    def step() -> object:
+    def step() -> None:
         with torch.autocast(DEVICE, torch.bfloat16):
             _unfold_all(model, ())
-        return torch.autograd.grad([layer.folded for layer in layers], weights, gradients)
+        placed = [layer.folded for layer in layers]
+        if not gradients:
+            gradients.extend(torch.randn_like(weight) for weight in placed)
+        torch.autograd.grad(placed, weights, gradients)
+        _forget_all(model)
 
     return milliseconds([step])
+
+
+def _flat_unfolding() -> float:
+    """Time the same for flat weights: all that an update does after its backward."""
+    flat = Flat(fold_convolutions(resnet44().to(DEVICE)))
+    gradients = [torch.randn_like(leaf) for leaf in flat.leaves]
+    rates, sums = torch.tensor([0.1, 0.9, 1e-4, 5.0], device=DEVICE), torch.zeros(3, device=DEVICE)
+    loss = torch.zeros((), device=DEVICE)
+    return milliseconds([partial(flat.step, gradients, rates, loss, sums)])

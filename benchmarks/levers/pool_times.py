@@ -117,7 +117,7 @@ def _measure(
 
 def _ours(xs: list[Tensor], kernel: int, settings: pool.Tuning | None) -> tuple[float, float]:
     """Time our forward and backward."""
-    pack = pool.packing(kernel, settings or pool.FORWARD)
+    pack = pool.packing(kernel, settings or pool.tuning(kernel, xs[0].shape[1]))
     ahead = milliseconds([partial(pool.forward, x, kernel, settings=settings) for x in xs])
     saved = [pool.forward(x, kernel, settings=settings) for x in xs]
     size = (xs[0].shape[2], xs[0].shape[3])

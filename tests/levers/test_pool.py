@@ -16,15 +16,15 @@ SETTINGS = {
     "packed": pool.Tuning(warps=1, channels=16),
     "a byte per output": pool.Tuning(warps=1, channels=16, pack=False),
     "three tiles per program": pool.Tuning(warps=1, channels=16, rounds=3),
-    "default": pool.Tuning(),
+    "chosen by shape": None,
 }
 SHAPES = [(2, 8, 8, 8), (3, 16, 7, 9), (2, 3, 5, 6), (5, 40, 3, 3), (4, 1, 4, 11)]
 
 
 @pytest.fixture(params=SETTINGS)
 def _settings(request, monkeypatch):
-    monkeypatch.setattr(pool, "FORWARD", SETTINGS[request.param])
-    monkeypatch.setattr(pool, "BACKWARD", SETTINGS[request.param])
+    if SETTINGS[request.param] is not None:
+        monkeypatch.setattr(pool, "tuning", lambda *_: SETTINGS[request.param])
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -91,6 +91,14 @@ def test_a_gradient_in_another_layout_is_taken():
 def test_what_the_kernels_do_not_take_goes_to_pytorch(x):
     assert not pool.serves(x, 3)
     assert_close(pool.max_pool2d(x, 3), F.max_pool2d(x, 3, 2))
+
+
+def test_the_mean_over_pixels_and_its_gradient_equal_pytorchs():
+    x = draw(2, 8, 4, 6)
+    fast = outcome(pool.MeanPool.apply, x)
+    slow = outcome(lambda x: F.adaptive_avg_pool2d(x, 1), x)
+    assert_close(fast, slow, check_stride=False)
+    assert fast[1].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_layers_that_the_kernels_know_are_swapped_in_place():

@@ -1,0 +1,34 @@
+"""The kernel that makes batches, against the package's augmentation and normalisation."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from ghostbatch.data.augment import PadCropFlip
+
+pytest.importorskip("triton")
+if torch.cuda.is_available():
+    pytest.skip("with a GPU the kernels are not interpreted", allow_module_level=True)
+
+from batch import BatchMaker
+
+
+@pytest.mark.parametrize("width", [3, 4])
+@pytest.mark.parametrize("size", [(8, 8), (7, 5)], ids=str)
+def test_a_batch_is_cropped_flipped_and_normalised_as_the_package_does(size, width):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (20, 3, *size), dtype=torch.uint8, generator=generator)
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(10, (20,), generator=generator)
+    mean, deviation = torch.tensor([120.0, 110, 100]), torch.tensor([60.0, 50, 40])
+    augmentation = PadCropFlip(pad=2, fill=7)
+    maker = BatchMaker(images, labels, mean, deviation, augmentation, 6, width, torch.float32)
+    draws = maker.draw(generator)
+    maker.draws.copy_(draws)
+    maker.make()
+    chosen, rest = draws[:, 0].long(), draws[:, 1:].T.long()
+    exact = augmentation(images, chosen, rest).float()
+    exact = (exact - mean.view(-1, 1, 1)) / deviation.view(-1, 1, 1)
+    assert_close(maker.x[:, :3], exact, check_stride=False)
+    assert not maker.x[:, 3:].any()
+    assert torch.equal(maker.y, labels[chosen])
