@@ -1,8 +1,4 @@
-"""The public ghost batch norm function: checks its arguments, then takes the best path.
-
-The work is done by operators registered with PyTorch, so that ``torch.compile`` sees one node where
-there would be a loop over ghosts, and autograd saves the input and a few numbers per channel.
-"""
+"""The public ghost batch norm function: argument checks, evaluation, and what follows the norm."""
 
 import warnings
 from typing import Any, get_args
@@ -11,10 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ghostbatch.ops import paths, plain
-from ghostbatch.ops.buffers import Buffers
-from ghostbatch.ops.counters import make_store
-from ghostbatch.ops.ranks import LOCAL, Group, ranks_in
+from ghostbatch.ops.autograd import ghost_norm
+from ghostbatch.ops.backends.base import NormCall
 from ghostbatch.ops.reference import (
     ACTIVATIONS,
     Activation,
@@ -23,12 +17,10 @@ from ghostbatch.ops.reference import (
     ghost_sizes,
     values_per_channel,
 )
-from ghostbatch.ops.running import (
-    movable_now,
-    settle_after_backward,
-    update_running,
-    update_running_op,
-)
+from ghostbatch.ops.running.exchange import update_running, updates_in_forward
+from ghostbatch.ops.running.groups import LOCAL, Group, ranks_in
+from ghostbatch.ops.running.operator import update_running_op
+from ghostbatch.ops.running.stats import RunningStats
 
 
 def ghost_batch_norm(
@@ -51,8 +43,8 @@ def ghost_batch_norm(
     """Batch normalisation over ghosts of ``ghost`` consecutive samples.
 
     In training each ghost of ``x`` (N, C, ...) is normalised with its own mean and biased
-    variance, and the running statistics move in place: one exponential update per ghost, in order
-    (``running="sequential"``), or one update with the mean over ghosts (``running="mean"``).
+    variance, and the running statistics are updated in place: one exponential update per ghost, in
+    order (``running="sequential"``), or one with the mean over ghosts (``running="mean"``).
     ``momentum=None`` keeps a cumulative average and needs ``num_batches_tracked``. Otherwise the
     running statistics are used, as ``torch.nn.functional.batch_norm`` does.
 
@@ -60,62 +52,57 @@ def ghost_batch_norm(
     running statistics (see `ops.running`); by default none do.
     """
     check_options(ghost, running, activation)
-    _check_tensors(
-        x,
-        running_mean=running_mean,
-        running_var=running_var,
-        weight=weight,
-        bias=bias,
-        num_batches_tracked=num_batches_tracked,
-    )
-    if residual is not None and residual.shape != x.shape:
-        raise ValueError(
-            f"residual should be of size {tuple(x.shape)}, got {tuple(residual.shape)}"
-        )
+    tensors = {"weight": weight, "bias": bias, "num_batches_tracked": num_batches_tracked}
+    _check_tensors(x, residual, running_mean=running_mean, running_var=running_var, **tensors)
     if not training or x.numel() == 0:
-        # Without running statistics the whole batch's are used, as PyTorch does.
-        whole = training or running_mean is None
-        y = F.batch_norm(x, running_mean, running_var, weight, bias, whole, momentum or 0.0, eps)
-    else:
-        smallest = min(ghost_sizes(x.shape[0], ghost))
-        if smallest == 1 and values_per_channel(x[:1]) == 1:
-            raise ValueError(
-                "Expected more than 1 value per channel when training, "
-                f"got a ghost of size {(1, *x.shape[1:])}"
-            )
-        if momentum is None and running_mean is not None and num_batches_tracked is None:
-            raise ValueError("momentum=None (a cumulative average) needs num_batches_tracked")
-        if _inside_torch_func():  # torch.func sees through plain operations only
-            return ghost_batch_norm_reference(
-                *(x, running_mean, running_var, weight, bias),
-                ghost=ghost,
-                momentum=momentum,
-                eps=eps,
-                running=running,
-                num_batches_tracked=num_batches_tracked,
-                activation=activation,
-                residual=residual,
-            )
-        fuses = residual is None or residual.dtype == x.dtype
-        rest = (activation, residual) if fuses else (None, None)
-        if running_mean is None or running_var is None:
-            y, _ = ghost_norm(x, weight, bias, ghost, eps, *rest)
-        elif torch.compiler.is_compiling():
-            y, statistics = ghost_norm(x, weight, bias, ghost, eps, *rest)
-            moving = (running_mean, running_var, num_batches_tracked)
-            update_running_op(*moving, statistics.detach()[::2], momentum, running, group)
-        else:
-            _warn_of_uneven_ghosts(x.shape[0], ghost, group)
-            buffers = Buffers(running_mean, running_var, num_batches_tracked, momentum, running)
-            may_move = movable_now(buffers, group)
-            y, statistics = ghost_norm(x, weight, bias, ghost, eps, *rest, may_move)
-            if not buffers.moved:
-                statistics = statistics.detach() if statistics.requires_grad else statistics
-                update_running(buffers, statistics[::2], group)
-        residual, activation = (None, None) if fuses else (residual, activation)
-    if residual is not None:
-        y = y + residual
-    return ACTIVATIONS[activation](y)
+        # Without running statistics those of the batch are used, as PyTorch does.
+        by_batch = training or running_mean is None
+        y = F.batch_norm(x, running_mean, running_var, weight, bias, by_batch, momentum or 0.0, eps)
+        return _add_and_activate(y, residual, activation)
+    _check_ghosts(x, ghost)
+    if momentum is None and running_mean is not None and num_batches_tracked is None:
+        raise ValueError("momentum=None (a cumulative average) needs num_batches_tracked")
+    stats = None
+    if running_mean is not None and running_var is not None:
+        stats = RunningStats(running_mean, running_var, num_batches_tracked, momentum, running)
+    return _train(NormCall(x, weight, bias, ghost, eps, activation, residual), stats, group)
+
+
+def _train(call: NormCall, stats: RunningStats | None, group: Group) -> Tensor:
+    """Return ``activation(norm(x) + residual)`` and update the running statistics."""
+    if _inside_torch_func():
+        return _reference(call, stats)
+    if call.residual is not None and call.residual.dtype != call.x.dtype:  # no backend takes it
+        plain = NormCall(call.x, call.weight, call.bias, call.ghost, call.eps)
+        return _add_and_activate(_train(plain, stats, group), call.residual, call.activation)
+    if stats is None:
+        return ghost_norm(call)[0]
+    if torch.compiler.is_compiling():
+        y, statistics = ghost_norm(call)
+        update_running_op(
+            *(stats.mean, stats.var, stats.num_batches_tracked, statistics.detach()[::2]),
+            *(stats.momentum, stats.policy, group),
+        )
+        return y
+    _warn_of_uneven_ghosts(call.x.shape[0], call.ghost, group)
+    y, statistics = ghost_norm(call, stats if updates_in_forward(group) else None)
+    if not stats.updated:
+        update_running(stats, statistics.detach()[::2], group)
+    return y
+
+
+def _reference(call: NormCall, stats: RunningStats | None) -> Tensor:
+    """As `_train`, by plain operations only, which is all that torch.func sees through."""
+    options: dict[str, Any] = {}
+    if stats is not None:
+        options = {
+            "running_mean": stats.mean,
+            "running_var": stats.var,
+            "num_batches_tracked": stats.num_batches_tracked,
+            "momentum": stats.momentum,
+            "running": stats.policy,
+        }
+    return ghost_batch_norm_reference(**call._asdict(), **options)
 
 
 def _inside_torch_func() -> bool:
@@ -125,19 +112,17 @@ def _inside_torch_func() -> bool:
     )
 
 
-def _warn_of_uneven_ghosts(samples: int, ghost: int, group: Group) -> None:
-    if samples % ghost and ranks_in(group) > 1:
-        warnings.warn(
-            f"this rank's {samples} samples are no multiple of the ghost size {ghost}, so the "
-            "ghosts are not those of the whole batch on one rank; choose sizes that divide",
-            stacklevel=4,
-        )
+def _add_and_activate(y: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
+    return ACTIVATIONS[activation](y if residual is None else y + residual)
+
+
+# ------------------------------------------------------------------------------------------ checks
 
 
 def check_options(
     ghost: int, running: Running = "sequential", activation: Activation | None = None
 ) -> None:
-    """Refuse options that are none."""
+    """Refuse a ghost size, a policy or an activation that does not exist."""
     if isinstance(ghost, bool) or not isinstance(ghost, int) or ghost < 1:
         raise ValueError(f"ghost must be a positive integer, got {ghost!r}")
     if running not in get_args(Running):
@@ -146,8 +131,8 @@ def check_options(
         raise ValueError(f"activation must be one of {tuple(ACTIVATIONS)}, got {activation!r}")
 
 
-def _check_tensors(x: Tensor, **others: Tensor | None) -> None:
-    """Refuse what PyTorch's batch norm refuses, in words like its own."""
+def _check_tensors(x: Tensor, residual: Tensor | None, **others: Tensor | None) -> None:
+    """Refuse what PyTorch's batch norm refuses, in similar words."""
     if not x.is_floating_point():
         raise TypeError(f"x must be a real floating-point tensor, got {x.dtype}")
     if x.dim() < 2:
@@ -162,158 +147,25 @@ def _check_tensors(x: Tensor, **others: Tensor | None) -> None:
                 "Expected all tensors to be on the same device, "
                 f"but found x on {x.device} and {name} on {tensor.device}"
             )
-
-
-# ---------------------------------------------------------------------------------------- autograd
-
-
-def ghost_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    ghost: int,
-    eps: float,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-    moving: Buffers | None = None,
-) -> tuple[Tensor, Tensor]:
-    """``activation(norm(x) + residual)``, and the ghosts' `Statistics` as one tensor (3, K, C).
-
-    The operator and the autograd function are the same; the function costs a tenth of a
-    millisecond less per call, the operator is what compilers and fake tensors understand. Only the
-    function may move running statistics, and says so in them.
-    """
-    inputs = (x, weight, bias, ghost, eps, activation, residual)
-    if torch.compiler.is_compiling() or type(x) is not Tensor:
-        result: tuple[Tensor, Tensor] = ghost_norm_op(*inputs)
-        return result
-    return GhostNorm.apply(*inputs, moving)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class GhostNorm(torch.autograd.Function):
-    """Ghost norm for eager code."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """As `paths.forward`."""
-        if paths.triton_serves(inputs[0]):
-            make_store(inputs[0].device)
-        output = paths.forward(*inputs)
-        ctx.mark_non_differentiable(output[1])
-        GhostNorm.save(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Save the input and a few numbers per channel.
-
-        What ReLU let pass is told by its result, which the next layer keeps anyway; without a
-        residual the kernels tell it from the input. PyTorch's ``setup_context`` would do for
-        calling this, but costs as much as a small layer.
-        """
-        x, weight, bias, ctx.ghost, ctx.eps, ctx.activation, residual, *_ = inputs
-        by_result = ctx.activation and (residual is not None or not paths.kernels_serve(x))
-        ctx.save_for_backward(x, weight, bias, output[1], output[0] if by_result else None)
-        ctx.has_residual = residual is not None
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        """As `paths.backward`, or in differentiable steps where grad mode is on.
-
-        Autograd ignores the last one where there was no eighth input.
-        """
-        x, weight, bias, statistics, y = ctx.saved_tensors
-        settle_after_backward()
-        if dy is None:
-            return (None,) * 8
-        if torch.is_grad_enabled():
-            *grads, passed = _differentiably(ctx, dy, x, weight, bias, y)
-            return *grads, None, None, None, passed, None
-        compute = paths.backward if type(dy) is Tensor else ghost_norm_backward_op
-        dx, parameters, passed = compute(
-            dy, x, weight, statistics, ctx.ghost, ctx.activation, bias, y
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(
+            f"residual should be of size {tuple(x.shape)}, got {tuple(residual.shape)}"
         )
-        dweight, dbias = (
-            None if parameter is None else gradient.to(parameter.dtype)
-            for parameter, gradient in zip((weight, bias), parameters, strict=True)
+
+
+def _check_ghosts(x: Tensor, ghost: int) -> None:
+    """Refuse a batch with a ghost whose variance does not exist."""
+    if min(ghost_sizes(x.shape[0], ghost)) == 1 and values_per_channel(x[:1]) == 1:
+        raise ValueError(
+            "Expected more than 1 value per channel when training, "
+            f"got a ghost of size {(1, *x.shape[1:])}"
         )
-        if not ctx.has_residual:
-            passed = None
-        elif ctx.activation is None:
-            passed = dy
-        return dx, dweight, dbias, None, None, None, passed, None
 
 
-def _differentiably(
-    ctx: Any, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor | None
-) -> list[Tensor | None]:
-    """The same gradients as functions of the inputs, for those who want second derivatives.
-
-    They are partial ones: views keep them apart where one input depends on another.
-    """
-    x = x.view_as(x)
-    weight, bias = (None if t is None else t.view_as(t) for t in (weight, bias))
-    inputs = (x, weight, bias)
-    wanted = [t for t in inputs if t is not None and t.requires_grad]
-    norm = ghost_batch_norm_reference(x, None, None, weight, bias, ghost=ctx.ghost, eps=ctx.eps)
-    if ctx.activation:
-        dy = dy.where((norm if y is None else y) > 0, 0)
-    grads = iter(torch.autograd.grad(norm, wanted, dy, create_graph=True)) if wanted else iter(())
-    partial = [next(grads) if t is not None and t.requires_grad else None for t in inputs]
-    return [*partial, dy if ctx.has_residual else None]
-
-
-# --------------------------------------------------------------------------------------- operators
-
-
-@torch.library.custom_op("ghostbatch::ghost_norm", mutates_args=())
-def ghost_norm_op(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    ghost: int,
-    eps: float,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`paths.forward`, for compilers; running statistics are another operator's."""
-    return paths.forward(x, weight, bias, ghost, eps, activation, residual)
-
-
-ghost_norm_backward_op = torch.library.custom_op(
-    "ghostbatch::ghost_norm_backward", paths.backward, mutates_args=()
-)
-ghost_norm_op.register_autograd(GhostNorm.backward, setup_context=GhostNorm.save)
-
-
-@ghost_norm_op.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    ghost: int,
-    eps: float,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    del weight, bias, eps, activation, residual
-    shape = (3, len(ghost_sizes(x.shape[0], ghost)), x.shape[1])
-    return torch.empty_like(x), x.new_empty(shape, dtype=plain.statistics_dtype(x))
-
-
-@ghost_norm_backward_op.register_fake
-def _(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    statistics: Tensor,
-    ghost: int,
-    activation: str | None = None,
-    bias: Tensor | None = None,
-    y: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del dy, weight, ghost, bias
-    passed = activation == "relu" and y is not None
-    dresidual = torch.empty_like(x) if passed else x.new_empty(0)
-    return torch.empty_like(x), statistics.new_empty(2, x.shape[1]), dresidual
+def _warn_of_uneven_ghosts(samples: int, ghost: int, group: Group) -> None:
+    if samples % ghost and ranks_in(group) > 1:
+        warnings.warn(
+            f"this rank's {samples} samples are no multiple of the ghost size {ghost}, so the "
+            "ghosts are not those of the same batch on one rank; choose sizes that divide",
+            stacklevel=5,
+        )

@@ -1,131 +1,85 @@
-"""Which code does the work of ghost norm: kernels where they serve, else plain tensor code.
+"""Selects the backend of a call, once, and falls back to tensor code when one breaks.
 
-Triton's kernels serve CUDA tensors of three dtypes. Triton is imported when the first one arrives,
-and given up with one warning if it does not work. On a CPU, kernels in C serve where a compiler is
-at hand (see `cpu_build`). GHOSTBATCH_KERNELS=0 turns both off; GHOSTBATCH_KERNELS=interpret runs
-those for CUDA on CPU tensors in Triton's interpreter, for tests (TRITON_INTERPRET=1 must be set,
-too, before Triton is imported).
+GHOSTBATCH_KERNELS=0 turns all kernels off. GHOSTBATCH_KERNELS=interpret runs those for CUDA on CPU
+tensors in Triton's interpreter, for tests (TRITON_INTERPRET=1 must be set, too, before Triton is
+imported).
 """
 
 import os
 import warnings
-from types import ModuleType
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from ghostbatch.ops import cpu, plain
-from ghostbatch.ops.buffers import Buffers
+from ghostbatch.ops.backends.base import Backend, NormCall
+from ghostbatch.ops.backends.c.bind import CBackend
+from ghostbatch.ops.backends.tensor import TensorBackend
+from ghostbatch.ops.backends.triton.launch import TritonBackend
+from ghostbatch.ops.running.stats import RunningStats
+
+Result = TypeVar("Result")
 
 SWITCH = "GHOSTBATCH_KERNELS"
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+BACKENDS: tuple[Backend, ...] = (TritonBackend(), CBackend(), TensorBackend())
+"""In order of preference; the last one takes every call."""
 
-_broken: list[str] = []
-"""Why the kernels were given up, if they were."""
-
-
-def kernels_serve(x: Tensor) -> bool:
-    """Whether a batch goes to kernels, as far as its device and dtype can tell."""
-    return triton_serves(x) or _c_serves(x)
+TENSOR = BACKENDS[-1]
+_broken: set[Backend] = set()
 
 
-def triton_serves(x: Tensor) -> bool:
-    """Whether it goes to Triton's."""
-    if x.dtype not in DTYPES or _broken or not x.numel():
-        return False
+def select(call: NormCall) -> Backend:
+    """Return the first backend that supports a call, by its device, dtype, tensors and sizes."""
+    return _first(call.x, lambda backend: backend.supports(call))
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether there are kernels for the device and dtype of ``x``."""
+    return _first(x, lambda _: True) is not TENSOR
+
+
+def attempt(backend: Backend, work: Callable[[Backend], Result]) -> tuple[Backend, Result]:
+    """Return a backend and ``work(backend)``: the given one or, if that breaks, tensor code."""
+    if backend is not TENSOR:
+        try:
+            return backend, work(backend)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            result = work(TENSOR)  # if this fails as well, the backend is not to blame
+            _give_up(backend, error)
+            return TENSOR, result
+    return TENSOR, work(TENSOR)
+
+
+def update_running(running: RunningStats, moments: Tensor) -> bool:
+    """Update running statistics by the ghosts' (2, K, C) if a kernel can; return whether it did."""
+    backend = _first(moments, lambda _: True)
+    return attempt(backend, lambda chosen: chosen.update_running(running, moments))[1]
+
+
+def _first(x: Tensor, fits: Callable[[Backend], bool]) -> Backend:
     switch = os.environ.get(SWITCH, "1")
-    if x.device.type == "cuda":
-        # A GPU that speaks HIP has other caches and waves of 64: nobody has measured there.
-        return switch != "0" and torch.version.hip is None
-    return x.device.type == "cpu" and switch == "interpret"
-
-
-def _c_serves(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether it goes to those for a CPU, with the tensors that come with it."""
-    return os.environ.get(SWITCH, "1") not in ("0", "interpret") and cpu.serves(x, *others)
-
-
-def forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    ghost: int,
-    eps: float,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-    moving: Buffers | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `plain.forward`, by whatever is fastest; kernels move running statistics on the way."""
-    if (fused := _triton_for(x)) is not None and fused.fits(x, ghost):
+    if switch == "0":
+        return TENSOR
+    for backend in BACKENDS:
+        if backend in _broken:
+            continue
         try:
-            result: tuple[Tensor, Tensor] = fused.forward(
-                x, weight, bias, ghost, eps, activation, residual, moving
-            )
-            return result
+            if backend.available(x.device, x.dtype, switch == "interpret") and fits(backend):
+                return backend
         except Exception as error:
-            _give_up(error)
-    if _c_serves(x, weight, bias, residual):
-        return cpu.forward(x, weight, bias, ghost, eps, activation, residual, moving)
-    return plain.forward(x, weight, bias, ghost, eps, activation, residual)
+            _give_up(backend, error)
+    return TENSOR
 
 
-def backward(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    statistics: Tensor,
-    ghost: int,
-    activation: str | None = None,
-    bias: Tensor | None = None,
-    y: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `plain.backward`, by whatever is fastest."""
-    if (fused := _triton_for(x)) is not None and fused.fits(x, ghost):
-        try:
-            result: tuple[Tensor, Tensor, Tensor] = fused.backward(
-                dy, x, weight, statistics, ghost, activation, bias, y
-            )
-            return result
-        except Exception as error:
-            _give_up(error)
-    if _c_serves(x, dy, weight, bias, y):
-        return cpu.backward(dy, x, weight, statistics, ghost, activation, bias, y)
-    return plain.backward(dy, x, weight, statistics, ghost, activation, bias, y)
-
-
-def move_running(buffers: Buffers, moments: Tensor) -> bool:
-    """Move the running statistics by the ghosts' (2, K, C) if a kernel can; say whether it did."""
-    if not buffers.suit(torch.float32) or (fused := _triton_for(moments)) is None:
-        return False
-    if moments.dtype != torch.float32 or not moments[0].is_contiguous():
-        return False
-    try:
-        fused.move_running(buffers, moments)
-    except Exception as error:
-        _give_up(error)
-        return False
-    return True
-
-
-def _triton_for(x: Tensor) -> ModuleType | None:
-    """The module that launches kernels, if they serve this tensor."""
-    if not triton_serves(x):
-        return None
-    try:
-        from ghostbatch.ops import fused  # noqa: PLC0415 (imports triton)
-    except Exception as error:
-        _give_up(error)
-        return None
-    return fused
-
-
-def _give_up(error: Exception) -> None:
-    """Never try the kernels again; say so once. A lack of memory is not the kernels' fault."""
-    if isinstance(error, torch.OutOfMemoryError):
-        raise error
-    if not _broken:
-        _broken.append(repr(error))
+def _give_up(backend: Backend, error: Exception) -> None:
+    """Never select a broken backend again, and warn of that once."""
+    if backend not in _broken:
+        _broken.add(backend)
         warnings.warn(
-            f"the Triton kernels do not work here, so slower, plain code is used: {error!r}",
+            f"{backend.name} do not work here, so slower tensor code is used "
+            f"({SWITCH}=0 asks for that): {type(error).__name__}: {error}",
             stacklevel=4,
         )

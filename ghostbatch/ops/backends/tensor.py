@@ -1,177 +1,140 @@
-"""Ghost norm in plain tensor code, for any device: the fast twin of `reference` without kernels.
+"""Ghost norm in tensor code, for any device and dtype.
 
-A ghost is small. Its statistics are taken and used while it is still in the cache, which is how
-this keeps up with, and for contiguous images beats, PyTorch's own batch norm on a CPU.
-
-Shapes: K ghosts, G samples of a ghost, C channels, S pixels, R = G S rows.
-Two layouts are worked on as they are; anything else is copied into the nearer one first:
-    rows    x_KRC   channels innermost: (N, C) inputs and channels_last
-    planes  x_KGCS  pixels innermost: contiguous images
+Shapes: K ghosts, G samples of a ghost, C channels, S pixels, R = G S rows. A piece of the batch is
+viewed as (K, R, C) if the batch is in rows, as (K, G, C, S) if it is in planes.
 """
 
 from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ghostbatch.ops.layouts import as_dense_as, in_rows, workable
-from ghostbatch.ops.native import backward_native, forward_native
+from ghostbatch.ops.backends.base import Backend, Backward, NormCall
+from ghostbatch.ops.backends.layouts import in_rows
 from ghostbatch.ops.reference import ghost_sizes
-from ghostbatch.ops.waves import Statistics, backward_wave, forward_wave, room_for, spread
+from ghostbatch.ops.running.stats import RunningStats
 
-WAVE = 1 << 20
-"""Values worked on at a time on a CPU: in fp32, 4 MB and as much of scratch space."""
-
-NATIVE_FORWARD = 1 << 16
-NATIVE_BACKWARD = 1 << 17
-"""Values of a ghost from which PyTorch's own CPU kernels outweigh the cost of calling them."""
+GHOST_BY_GHOST = ("cpu",)
+"""Devices where a piece is one ghost, which fits the cache; elsewhere it is all of one size."""
 
 
-def statistics_dtype(x: Tensor) -> torch.dtype:
-    """fp32 for half-precision inputs, else the input's own."""
-    return torch.promote_types(x.dtype, torch.float32)
+class TensorBackend(Backend):
+    """A few tensor operations on each piece of a batch."""
+
+    name = "tensor code"
+    recomputes_relu_mask = False
+
+    def available(self, device: torch.device, dtype: torch.dtype, interpret: bool) -> bool:
+        """Return True: it runs everywhere."""
+        del device, dtype, interpret
+        return True
+
+    def normalise(
+        self, call: NormCall, y: Tensor, statistics: Tensor, running: RunningStats | None
+    ) -> None:
+        """As `Backend.normalise`: mean, variance about the mean, result."""
+        del running  # left to the caller
+        weight, bias = _parameters(call, statistics)
+        room = None
+        for (mean, invstd, variance), x, out, residual in _pieces(
+            call, statistics, call.x, y, call.residual
+        ):
+            count = x[0].numel() // len(weight)
+            torch.div(_sum(x, mean.dtype), count, out=mean)
+            centred = room = _centred(x, mean, room)
+            exact = out.dtype == centred.dtype
+            squares = torch.mul(centred, centred, out=out if exact else None)
+            torch.div(_sum(squares, mean.dtype), count, out=variance)
+            torch.rsqrt(variance + call.eps, out=invstd)
+            variance.mul_(count / (count - 1))
+            result = torch.mul(centred, _spread(weight * invstd, x), out=out if exact else centred)
+            result.add_(_spread(bias[None], x))
+            if residual is not None:
+                result.add_(residual)
+            if call.activation == "relu":
+                result.relu_()
+            if not exact:
+                out.copy_(result)
+
+    def differentiate(self, call: NormCall, grads: Backward) -> None:
+        """As `Backend.differentiate`: two sums over each ghost, then dx."""
+        weight, bias = _parameters(call, grads.statistics)
+        # Mean, invstd, and the sums over each ghost of dy xhat and of dy.
+        table = torch.cat([grads.statistics[:2], torch.empty_like(grads.statistics[:2])])
+        room = None
+        for (mean, invstd, dot, total), x, dy, y, dx, dresidual in _pieces(
+            call, table, call.x, grads.dy, grads.y, grads.dx, grads.dresidual
+        ):
+            count = x[0].numel() // len(weight)
+            gain = weight * invstd
+            centred = room = _centred(x, mean, room)
+            passed = dy
+            if call.activation == "relu":
+                result = centred * _spread(gain, x) + _spread(bias[None], x) if y is None else y
+                passed = torch.ops.aten.threshold_backward(dy, result.to(dy.dtype), 0)
+                if dresidual is not None:
+                    dresidual.copy_(passed)
+            exact = dx.dtype == centred.dtype
+            products = torch.mul(centred, passed, out=dx if exact else None)
+            torch.mul(_sum(products, mean.dtype), invstd, out=dot)
+            total.copy_(_sum(passed, mean.dtype))
+            slope, level = gain * invstd * dot / -count, gain * total / -count
+            wide = torch.mul(centred, _spread(slope, x), out=dx if exact else centred)
+            wide.add_(_spread(level, x)).addcmul_(passed, _spread(gain, x))
+            if not exact:
+                dx.copy_(wide)
+        torch.sum(table[2:], 1, out=grads.dparameters)
 
 
-def forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    ghost: int,
-    eps: float,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Normalise each ghost of ``x`` by its own statistics; return both.
-
-    The result, ``activation(norm(x) + residual)``, has the layout of ``x``; the other tensor holds
-    the `Statistics`.
-    """
-    y = torch.empty_like(x)
-    dense, out = workable(x, y)
-    sizes = ghost_sizes(x.shape[0], ghost)
-    table = x.new_zeros(3, len(sizes), x.shape[1], dtype=statistics_dtype(x))
-    scale, shift = (
-        torch.full_like(table[0, 0], default) if p is None else p.to(table.dtype)
-        for p, default in ((weight, 1.0), (bias, 0.0))
+def _parameters(call: NormCall, statistics: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight and bias, (C,), in the dtype of the statistics; 1 and 0 where there is none."""
+    weight, bias = (
+        statistics.new_full((call.x.shape[1],), default) if p is None else p.to(statistics.dtype)
+        for p, default in ((call.weight, 1.0), (call.bias, 0.0))
     )
-    native = in_rows(dense) and _is_large(dense, sizes, NATIVE_FORWARD)
-    room: Tensor | None = None
-    for x_wave, y_wave, *part in _waves((dense, out), table.unbind(), sizes, native):
-        if native:
-            forward_native(x_wave, y_wave, Statistics(*part), scale, shift, eps)
+    return weight, bias
+
+
+def _pieces(call: NormCall, table: Tensor, *batches: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Yield, for each piece of the batch, views of ``table`` (..., K, C) and of the batches."""
+    sizes = ghost_sizes(call.x.shape[0], call.ghost)
+    counts = [1] * len(sizes)
+    if call.x.device.type not in GHOST_BY_GHOST:
+        even = len(sizes) if sizes[0] == sizes[-1] else len(sizes) - 1
+        counts = [even, len(sizes) - even] if even < len(sizes) else [even]
+        sizes = (even * sizes[0], sizes[-1])[: len(counts)]
+    rows = in_rows(call.x)
+    views: list[Any] = [table.split(counts, -2)]
+    for batch in batches:
+        if batch is None:
+            views.append(repeat(None, len(counts)))
         else:
-            room = room_for(x_wave, room, table.dtype)
-            forward_wave(x_wave, y_wave, room, Statistics(*part), scale, shift, eps)
-    if out is not y:
-        y.copy_(out)
-    if residual is not None:
-        y.add_(residual)
-    if activation == "relu":
-        y.relu_()
-    return y, table
+            pieces = zip(batch.split(sizes), counts, strict=True)
+            views.append(_by_ghost(piece, count, rows) for piece, count in pieces)
+    return zip(*views, strict=True)
 
 
-def backward(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    statistics: Tensor,
-    ghost: int,
-    activation: str | None = None,
-    bias: Tensor | None = None,
-    y: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the input, of weight and bias (2, C), and of the residual, given the output's.
-
-    With xhat = (x - mean) invstd and means over the ghost,
-    dx = weight invstd (dy - mean(dy) - xhat mean(dy xhat)).
-    What the activation let pass is told by its result ``y``, or else from the input; the residual's
-    gradient is what passed, and is computed where ``y`` is given (a residual makes it necessary).
-    """
-    mean, invstd, _ = statistics
-    dresidual = x.new_empty(0)
-    if activation == "relu":
-        result = _affine_again(x, weight, bias, statistics, ghost) if y is None else y
-        dy = torch.ops.aten.threshold_backward.grad_input(
-            dy, result, 0, grad_input=torch.empty_like(x)
-        )
-        dresidual = dresidual if y is None else dy
-    dx = torch.empty_like(x)
-    dense, out = workable(x, dx)
-    dy = as_dense_as(dense, dy)
-    sizes = ghost_sizes(x.shape[0], ghost)
-    sums = mean.new_empty(2, *mean.shape)  # of dy xhat, and of dy
-    gain = invstd if weight is None else weight.to(mean.dtype) * invstd
-    native = _is_large(dense, sizes, NATIVE_BACKWARD)
-    room: Tensor | None = None
-    for wave in _waves((dense, dy, out), (mean, invstd, gain, *sums), sizes, native):
-        if native:
-            backward_native(*wave)
-        else:
-            room = room_for(wave[0], room, mean.dtype)
-            backward_wave(room, *wave)
-    if out is not dx:
-        dx.copy_(out)
-    return dx, sums.sum(1), dresidual
-
-
-def _affine_again(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, ghost: int
-) -> Tensor:
-    """What the activation was applied to, from the input and the `Statistics`."""
-    mean, invstd, _ = statistics
-    y = torch.empty_like(x)
-    dense, out = workable(x, y)
-    slope = invstd if weight is None else weight.to(mean.dtype) * invstd
-    level = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype).expand_as(mean)
-    sizes = ghost_sizes(x.shape[0], ghost)
-    for x_wave, y_wave, *part in _waves((dense, out), (mean, slope, level), sizes, False):
-        m, s, b = (spread(values, x_wave) for values in part)
-        torch.addcmul(b, x_wave - m, s, out=y_wave)
-    return y if out is y else y.copy_(out)
-
-
-def _is_large(x: Tensor, sizes: tuple[int, ...], least: int) -> bool:
-    """Whether PyTorch's own CPU kernels, called ghost by ghost, are worth their calls."""
-    exact = x.dtype in (torch.float32, torch.float64)
-    return x.device.type == "cpu" and exact and sizes[0] * (x.numel() // len(x)) >= least
-
-
-# -------------------------------------------------------------------------------------------- waves
-
-
-def _waves(
-    batches: tuple[Tensor, ...],
-    tables: tuple[Tensor, ...],
-    sizes: tuple[int, ...],
-    all_at_once: bool,
-) -> Iterator[tuple[Tensor, ...]]:
-    """Ghosts of one size that fit the cache together: their views of batches and (K, C) tables.
-
-    With ``all_at_once`` those of one size come in one wave: native code goes ghost by ghost anyway.
-    """
-    first = batches[0]
-    count, ghost = len(sizes), sizes[0]
-    even = count if sizes[-1] == ghost else count - 1  # the last ghost may be of another size
-    values = ghost * (first.numel() // len(first))
-    step = count if all_at_once or first.device.type != "cpu" else max(1, WAVE // values)
-    if even == count:
-        parts = [(*(_ghosts(batch, count) for batch in batches), *tables)]
-    else:
-        cut = even * ghost
-        parts = [
-            (*(_ghosts(batch[:cut], even) for batch in batches), *(t[:even] for t in tables)),
-            (*(_ghosts(batch[cut:], 1) for batch in batches), *(t[even:] for t in tables)),
-        ]
-    for views in parts:
-        if step < count:
-            yield from zip(*(view.split(step) for view in views), strict=True)
-        else:
-            yield views
-
-
-def _ghosts(x: Tensor, count: int) -> Tensor:
-    """View some samples as ``count`` ghosts, in rows or in planes."""
-    if in_rows(x):
+def _by_ghost(x: Tensor, count: int, rows: bool) -> Tensor:
+    """View the samples of ``count`` ghosts as (K, R, C) or (K, G, C, S)."""
+    if rows:
         return x.movedim(1, -1).view(count, -1, x.shape[1])
     return x.view(count, x.shape[0] // count, x.shape[1], -1)
+
+
+def _centred(x: Tensor, mean_KC: Tensor, room: Tensor | None) -> Tensor:
+    """Return ``x - mean`` in the dtype of the mean, in the memory of ``room`` if that fits."""
+    if room is None or room.shape != x.shape:
+        room = torch.empty_like(x, dtype=mean_KC.dtype)
+    return torch.sub(x, _spread(mean_KC, x), out=room)
+
+
+def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum over each ghost: (K, C)."""
+    return x.sum(1, dtype=dtype) if x.dim() == 3 else x.sum((1, 3), dtype=dtype)
+
+
+def _spread(values_KC: Tensor, like: Tensor) -> Tensor:
+    """View (K, C) so that it broadcasts over a piece."""
+    return values_KC.unsqueeze(1) if like.dim() == 3 else values_KC[:, None, :, None]

@@ -1,4 +1,4 @@
-"""The running statistics of a layer, and how they are to move."""
+"""The running statistics of a layer, and how ghosts update them."""
 
 from dataclasses import dataclass
 
@@ -6,31 +6,35 @@ import torch
 from torch import Tensor
 
 
-@dataclass(slots=True, eq=False)
-class Buffers:
-    """What moves, and how."""
+@dataclass(eq=False)
+class RunningStats:
+    """Buffers that are updated in place, and the rule of the update."""
 
     mean: Tensor
     var: Tensor
-    tracked: Tensor | None
+    num_batches_tracked: Tensor | None
     momentum: float | None
     """None: the average over all ghosts so far."""
-    running: str
-    """"sequential", or "mean": one update with the mean over ghosts."""
-    moved: bool = False
-    """Whether the forward has seen to it."""
+    policy: str
+    """"sequential", one update per ghost, or "mean", one with the mean over ghosts."""
+    updated: bool = False
+    """Whether the forward has updated them."""
 
-    def suit(self, dtype: torch.dtype) -> bool:
-        """Whether a kernel that computes statistics of this dtype can move them."""
+    def supports_fused_update(self, dtype: torch.dtype) -> bool:
+        """Whether a kernel that computes statistics of this dtype can update them."""
         if self.momentum is None or not 0 <= self.momentum <= 1:
             return False
-        if self.tracked is not None and self.tracked.dtype != torch.long:
+        tracked = self.num_batches_tracked
+        if tracked is not None and tracked.dtype != torch.long:
             return False
-        return all(t.dtype == dtype and t.is_contiguous() for t in (self.mean, self.var))
+        return all(
+            type(t) is Tensor and t.dtype == dtype and t.is_contiguous()
+            for t in (self.mean, self.var)
+        )
 
-    def have_moved(self) -> None:
-        """Tell autograd and the caller what a kernel has done."""
-        self.moved = True
-        for buffer in (self.mean, self.var, self.tracked):
+    def mark_updated(self) -> None:
+        """Record that a kernel has written the buffers; autograd cannot see that by itself."""
+        self.updated = True
+        for buffer in (self.mean, self.var, self.num_batches_tracked):
             if buffer is not None:
                 torch.autograd.graph.increment_version(buffer)

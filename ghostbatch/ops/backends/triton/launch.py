@@ -1,174 +1,180 @@
-"""Launches the kernels of ghost norm.
-
-Importing this module imports Triton; `paths` does so when the first CUDA tensor arrives.
-"""
+"""The Triton backend: launches the kernels. Triton is imported when the first call arrives."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from ghostbatch.ops import kernels
-from ghostbatch.ops.buffers import Buffers
-from ghostbatch.ops.counters import counters
-from ghostbatch.ops.layouts import as_dense_as, in_rows, workable
-from ghostbatch.ops.running_kernel import running_kernel
-from ghostbatch.ops.tiling import Plan, Tuning, plan, tuning
+from ghostbatch.ops.backends.base import Backend, Backward, NormCall
+from ghostbatch.ops.backends.layouts import in_rows, is_readable
+from ghostbatch.ops.backends.triton.counters import counters, make_store
+from ghostbatch.ops.backends.triton.tiling import TilePlan, make_plan, parts, power_of_two, tuning
+from ghostbatch.ops.running.stats import RunningStats
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def plan_for(x: Tensor, ghost: int, settings: Tuning | None, backward: bool) -> Plan:
-    """The plan for a batch that is dense, in rows or in planes."""
-    planes = not in_rows(x)
+class TritonBackend(Backend):
+    """One kernel forward, which also updates running statistics, and one backward."""
+
+    name = "the Triton kernels"
+
+    def available(self, device: torch.device, dtype: torch.dtype, interpret: bool) -> bool:
+        """Whether this is an NVIDIA GPU, or the interpreter is asked for, and a dtype it has."""
+        if device.type == "cuda":
+            # A GPU with HIP has other caches and wavefronts of 64: nobody has measured there.
+            return dtype in DTYPES and torch.version.hip is None
+        return interpret and device.type == "cpu" and dtype in DTYPES
+
+    def supports(self, call: NormCall) -> bool:
+        """Whether the tensors can be read as memory, and the kernels' offsets fit in 32 bits."""
+        _kernels()
+        tensors = (call.x, call.weight, call.bias, call.residual)
+        return is_readable(*tensors) and plan_for(call, backward=False).largest_offset < 2**31
+
+    def prepare(self, device: torch.device) -> None:
+        """Make the store of counters for CUDA graphs."""
+        make_store(device)
+
+    def normalise(
+        self, call: NormCall, y: Tensor, statistics: Tensor, running: RunningStats | None
+    ) -> None:
+        """As `Backend.normalise`."""
+        if running is not None and not running.supports_fused_update(torch.float32):
+            running = None
+        _launch(
+            _kernels().forward_kernel,
+            plan_for(call, backward=False),
+            x_ptr=call.x,
+            residual_ptr=_or(call.residual, call.x),
+            y_ptr=y,
+            weight_ptr=_or(call.weight, call.x),
+            bias_ptr=_or(call.bias, call.x),
+            statistics_ptr=statistics,
+            eps=call.eps,
+            **_running_arguments(running, statistics),
+            WEIGHT=call.weight is not None,
+            BIAS=call.bias is not None,
+            UPDATE_RUNNING=running is not None,
+            RESIDUAL=call.residual is not None,
+            RELU=call.activation == "relu",
+        )
+        if running is not None:
+            running.mark_updated()
+
+    def differentiate(self, call: NormCall, grads: Backward) -> None:
+        """As `Backend.differentiate`."""
+        _launch(
+            _kernels().backward_kernel,
+            plan_for(call, backward=True),
+            dy_ptr=grads.dy,
+            x_ptr=call.x,
+            y_ptr=_or(grads.y, call.x),
+            dx_ptr=grads.dx,
+            dresidual_ptr=_or(grads.dresidual, call.x),
+            weight_ptr=_or(call.weight, call.x),
+            bias_ptr=_or(call.bias, call.x),
+            statistics_ptr=grads.statistics,
+            sums_ptr=torch.empty_like(grads.statistics[:2]),
+            dparameters_ptr=grads.dparameters,
+            WEIGHT=call.weight is not None,
+            BIAS=call.bias is not None,
+            RESIDUAL=grads.y is not None,
+            RELU=call.activation == "relu",
+        )
+
+    def update_running(self, running: RunningStats, moments: Tensor) -> bool:
+        """As `Backend.update_running`, for fp32."""
+        if moments.dtype != torch.float32 or not moments[0].is_contiguous():
+            return False
+        if not running.supports_fused_update(torch.float32):
+            return False
+        from ghostbatch.ops.backends.triton.running import running_kernel  # noqa: PLC0415
+
+        _, ghosts, channels = moments.shape
+        block = min(power_of_two(channels), 32)
+        with _on(moments.device):
+            running_kernel[(parts(channels, block),)](
+                **_running_arguments(running, moments),
+                moments_ptr=moments,
+                moments_stride=moments.stride(0),
+                ghosts=ghosts,
+                C=channels,
+                R=min(power_of_two(ghosts), 64),
+                BC=block,
+            )
+        running.mark_updated()
+        return True
+
+
+@cache
+def _kernels() -> ModuleType:
+    from ghostbatch.ops.backends.triton import kernels  # noqa: PLC0415 (imports triton)
+
+    return kernels
+
+
+def plan_for(call: NormCall, *, backward: bool) -> TilePlan:
+    """Return the tile plan for a batch in rows or in planes."""
+    x, planes = call.x, not in_rows(call.x)
     shape = tuple(x.shape)
-    chosen = settings or tuning(shape, x.dtype, planes, backward, ghost)
-    return plan(shape, x.dtype, planes, ghost, chosen, _multiprocessors(x.device))
+    settings = tuning(shape, x.dtype, planes, backward, call.ghost)
+    return make_plan(shape, x.dtype, planes, call.ghost, settings, _multiprocessors(x.device))
 
 
-def fits(x: Tensor, ghost: int) -> bool:
-    """Whether the offsets within a tile, and the tables over ghosts, fit in 32 bits."""
-    cut = plan_for(x, ghost, None, backward=False)
-    return max(cut.reach, cut.last_rows, 4 * cut.ghosts * x.shape[1]) < 2**31
-
-
-@lru_cache
+@cache
 def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    ghost: int,
-    eps: float,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-    moving: Buffers | None = None,
-    settings: Tuning | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `plain.forward`, in one kernel, which moves running statistics too if it can."""
-    y = torch.empty_like(x)
-    dense, out = workable(x, y)
-    residual = None if residual is None else as_dense_as(dense, residual)
-    cut = plan_for(dense, ghost, settings, backward=False)
-    table = x.new_empty(3, cut.ghosts, x.shape[1], dtype=torch.float32)
-    parts, counters = _scratch(x, cut)
-    moving = moving if moving is not None and moving.suit(torch.float32) else None
-    _launch(
-        kernels.forward_kernel,
-        cut,
-        *(dense, _or(residual, dense), out, _or(weight, dense), _or(bias, dense)),
-        *(table, parts, counters),
-        *((table,) * 3 if moving is None else _places(moving)),
-        *((0, 0.0, 0.0, 0.0) if moving is None else _schedule(moving, cut.ghosts)),
-        eps,
-        WEIGHT=weight is not None,
-        BIAS=bias is not None,
-        MOVING=moving is not None,
-        TRACKED=moving is not None and moving.tracked is not None,
-        RESIDUAL=residual is not None,
-        RELU=activation == "relu",
-    )
-    if out is not y:
-        y.copy_(out)
-    if moving is not None:
-        moving.have_moved()
-    return y, table
+def _running_arguments(running: RunningStats | None, moments: Tensor) -> dict[str, Any]:
+    """Return the kernels' arguments for the update of running statistics, by name.
 
-
-def backward(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    statistics: Tensor,
-    ghost: int,
-    activation: str | None = None,
-    bias: Tensor | None = None,
-    y: Tensor | None = None,
-    settings: Tuning | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `plain.backward`, in one kernel."""
-    dx = torch.empty_like(x)
-    dense, out = workable(x, dx)
-    dy = as_dense_as(dense, dy)
-    y = None if y is None else as_dense_as(dense, y)
-    cut = plan_for(dense, ghost, settings, backward=True)
-    sums = torch.empty_like(statistics[:2])
-    parameters = statistics.new_empty(2, x.shape[1])
-    parts, counters = _scratch(x, cut)
-    dresidual = x.new_empty(0) if y is None else torch.empty_like(out)
-    _launch(
-        kernels.backward_kernel,
-        cut,
-        *(dy, dense, _or(y, dense), out, dresidual, _or(weight, dense), _or(bias, dense)),
-        *(statistics, sums, parameters, parts, counters),
-        WEIGHT=weight is not None,
-        BIAS=bias is not None,
-        RESIDUAL=y is not None,
-        RELU=activation == "relu",
-    )
-    if out is not dx:
-        dx.copy_(out)
-        dresidual = dresidual if y is None else torch.empty_like(x).copy_(dresidual)
-    return dx, parameters, dresidual
-
-
-def move_running(buffers: Buffers, moments: Tensor) -> None:
-    """Move the running statistics by the ghosts' (2, K, C), oldest first, in one kernel."""
-    _, ghosts, channels = moments.shape
-    block = min(triton.next_power_of_2(channels), 32)
-    with _on(moments.device):
-        running_kernel[(triton.cdiv(channels, block),)](
-            *_places(buffers),
-            *(moments, moments.stride(0), ghosts, channels),
-            *_schedule(buffers, ghosts),
-            TRACKED=buffers.tracked is not None,
-            R=min(triton.next_power_of_2(ghosts), 64),
-            BC=block,
-        )
-    buffers.have_moved()
-
-
-def _places(buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
-    return buffers.mean, buffers.var, _or(buffers.tracked, buffers.mean)
-
-
-def _schedule(buffers: Buffers, ghosts: int) -> tuple[int, float, float, float]:
-    """By how much the count of batches grows; the share of what was; a ghost's weight, its decay.
-
-    K updates in a row are one: see `running`.
+    K updates in a row are one (see `running.update`). Without running statistics the kernel reads
+    none of these arguments.
     """
-    momentum = buffers.momentum or 0.0
-    decay = 1 - momentum
-    if buffers.running == "mean":
-        return 1, decay, momentum / ghosts, 0.0
-    return ghosts, decay**ghosts, momentum, math.log2(decay) if decay > 0 else -1e30
+    if running is None:
+        running = RunningStats(moments, moments, None, 0.0, "mean")
+    momentum, ghosts = running.momentum or 0.0, moments.shape[1]
+    decay, by_mean = 1 - momentum, running.policy == "mean"
+    log_decay = math.log2(decay) if decay > 0 else -1e30
+    return {
+        "mean_ptr": running.mean,
+        "var_ptr": running.var,
+        "tracked_ptr": _or(running.num_batches_tracked, running.mean),
+        "tracked_step": 1 if by_mean else ghosts,
+        "kept": decay if by_mean else decay**ghosts,
+        "rate": momentum / ghosts if by_mean else momentum,
+        "log_decay": 0.0 if by_mean else log_decay,
+        "TRACKED": running.num_batches_tracked is not None,
+    }
 
 
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A kernel takes some tensor in the place of one that is not there, and never reads it."""
-    return other if tensor is None else tensor.contiguous() if tensor.dim() == 1 else tensor
+def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:
+    """Return a tensor that a kernel can take; one that it never reads if there is none."""
+    if tensor is None:
+        return unused
+    return tensor.contiguous() if tensor.dim() == 1 else tensor
 
 
-def _scratch(x: Tensor, cut: Plan) -> tuple[Tensor, Tensor]:
-    """Room for the sums of tiles, and counters, which were zero before their first use."""
-    groups = cut.ghosts * cut.blocks
-    rows = groups * (max(cut.tiles, cut.last_tiles) + cut.bundles)
-    parts = x.new_empty(rows * 2 * int(cut.constants["BC"]), dtype=torch.float32)
-    return parts, counters(x.device, 1 + groups * (1 + cut.bundles) + cut.blocks)
-
-
-def _launch(kernel: Any, cut: Plan, *tensors: Any, **constants: bool) -> None:
-    with _on(tensors[0].device):
-        kernel[(cut.grid,)](*tensors, *cut[:9], **constants, **cut.constants)
+def _launch(kernel: Any, plan: TilePlan, **arguments: Any) -> None:
+    """Launch a kernel with these arguments, those of the plan, scratch space and counters."""
+    device = arguments["x_ptr"].device
+    with _on(device):
+        kernel[(plan.grid,)](
+            partial_sums_ptr=torch.empty(plan.partial_sums, dtype=torch.float32, device=device),
+            counters_ptr=counters(device, plan.counters),
+            **arguments,
+            **plan.arguments,
+        )
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, so make it this one."""
+    """Make ``device`` the current one, on which Triton launches."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,24 +1,24 @@
-"""How a batch is cut into tiles for the kernels, and with which settings: functions of sizes."""
+"""How a batch is cut into tiles for the kernels, and with which settings."""
 
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ghostbatch.ops.reference import ghost_sizes
 
 VECTOR_BYTES = 16
-"""What a thread loads at once."""
+"""Bytes that a thread loads at once."""
 
 LANES = 32
-"""Threads of a warp."""
+"""Threads in a warp."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What changes the speed of a kernel and nothing else, but for the rounding of sums."""
+    """Settings that change the speed of a kernel and, but for the rounding of sums, no result."""
 
     warps: int = 4
     vectors: int = 8
@@ -28,41 +28,31 @@ class Tuning:
     channels: int = 64
     """Channels that are normalised together, at most."""
     programs: int = 0
-    """Programs on each multiprocessor, which draw tickets until none is left; 0: one a ticket."""
+    """Programs on each multiprocessor, which take tickets until none is left; 0: one per ticket."""
     lookahead: int = 264
     """Tickets between statistics and normalisation, beyond one group."""
     registers: int | None = 128
-    """Of a thread, at most: four programs then share a multiprocessor."""
+    """Registers per thread, at most: four programs then share a multiprocessor."""
     fan: int = 128
     """Sums of tiles that one program adds up at once, at most."""
     stream: int = 2
-    """What the cache is told: 0 nothing, 1 what is not soon read again, 2 also what is."""
+    """Hints to the L2 cache: 0 none, 1 for values not read again soon, 2 also for the others."""
 
 
-class Plan(NamedTuple):
-    """A batch cut into tiles; `kernels` explains the words."""
+@dataclass(frozen=True)
+class TilePlan:
+    """A batch cut into tiles, as `kernels` explains."""
 
     ghosts: int
-    aligned: int
-    """Channels, in units of what divides them."""
-    ghost_rows: int
-    last_rows: int
-    tiles: int
-    last_tiles: int
-    blocks: int
-    delay: int
-    draws: int
-    """Of tickets, in all, also those that are none."""
     grid: int
-    reach: int
-    """An upper bound of offsets within a tile."""
-    constants: dict[str, Any]
-
-    @property
-    def bundles(self) -> int:
-        """Of tiles, in a group, where their sums are added up in two steps."""
-        most, fan = max(self.tiles, self.last_tiles), int(self.constants["FAN"])
-        return _parts(most, fan) if self.constants["TREE"] else 0
+    """Programs to launch."""
+    partial_sums: int
+    """fp32 values of scratch space for the sums over tiles."""
+    counters: int
+    largest_offset: int
+    """An upper bound of the offsets that the kernels compute in 32 bits."""
+    arguments: dict[str, Any]
+    """Arguments that both kernels take, by name."""
 
 
 CACHED = 48 << 20
@@ -76,8 +66,8 @@ LARGE = 8 << 20
 def tuning(
     shape: tuple[int, ...], dtype: torch.dtype, planes: bool, backward: bool, ghost: int
 ) -> Tuning:
-    """Settings that do well on an H200: those of a sweep over five shapes, with ghosts of 128."""
-    values, pixels = _product(shape), _product(shape[2:])
+    """Return settings that do well on an H200: a sweep over five shapes, with ghosts of 128."""
+    values, pixels = math.prod(shape), math.prod(shape[2:])
     # In rows, a line of the cache or two (128 bytes) at a stretch; in planes, half a kilobyte.
     channels = max(1, 512 // pixels) if planes else 64
     base = Tuning(channels=channels)
@@ -96,81 +86,97 @@ def tuning(
         base = replace(base, registers=96, lookahead=lookahead)
     subtiles, load = base.subtiles, base.warps * LANES * VECTOR_BYTES * base.vectors
     while subtiles > 1 and values * dtype.itemsize < 1024 * subtiles * load:
-        subtiles //= 2  # enough tickets for everyone
+        subtiles //= 2  # so that there are tickets for all multiprocessors
     return replace(base, subtiles=subtiles)
 
 
 @lru_cache(maxsize=1024)
-def plan(
+def make_plan(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     planes: bool,
     ghost: int,
     settings: Tuning,
     multiprocessors: int,
-) -> Plan:
+) -> TilePlan:
     """Cut a batch into tiles: a pure function of its shape and of the settings."""
     sizes = ghost_sizes(shape[0], ghost)
-    C, S = shape[1], _product(shape[2:])
+    C, S = shape[1], math.prod(shape[2:])
     ghost_rows, last_rows = sizes[0] * S, sizes[-1] * S
-    most_rows = max(ghost_rows, last_rows)
-    threads = settings.warps * LANES * (VECTOR_BYTES // dtype.itemsize)
-    BC = _channel_block(C, min(settings.channels, threads))
-    R = min(threads // BC, _power_of_two(most_rows))
-    U = min(settings.vectors, _power_of_two(_parts(most_rows, R)))
-    SUB = min(settings.subtiles, _parts(most_rows, U * R))
-    step = SUB * U * R
-    tiles, last_tiles = _parts(ghost_rows, step), _parts(last_rows, step)
-    blocks = _parts(C, BC)
+    U, R, BC, SUB = _tile_shape(C, max(ghost_rows, last_rows), dtype, settings)
+    tile_rows = SUB * U * R
+    tiles, last_tiles = parts(ghost_rows, tile_rows), parts(last_rows, tile_rows)
+    most_tiles, blocks = max(tiles, last_tiles), parts(C, BC)
     total = ((len(sizes) - 1) * tiles + last_tiles) * blocks
-    group = max(tiles, last_tiles)
-    delay = group + min(settings.lookahead, total - group)
+    delay = most_tiles + min(settings.lookahead, total - most_tiles)
     registers = 16 * settings.warps * LANES  # adding up must not need more than the rest does
-    constants = {
+    fan = min(power_of_two(most_tiles), settings.fan, max(8, registers // BC))
+    bundles = parts(most_tiles, fan) if most_tiles > fan else 0
+    align = math.gcd(C, 16)
+    tickets, groups = total + delay, len(sizes) * blocks
+    grid = min(settings.programs * multiprocessors or tickets, tickets)
+    arguments = {
+        "ghosts": len(sizes),
+        "aligned": C // align,
+        "ghost_rows": ghost_rows,
+        "last_rows": last_rows,
+        "tiles": tiles,
+        "last_tiles": last_tiles,
+        "blocks": blocks,
+        "delay": delay,
+        "tickets_per_run": tickets + grid if settings.programs else tickets,
         "S": S if planes else 1,
         "PLANES": planes,
-        "EVEN": ghost_rows % step == last_rows % step == C % BC == 0,
-        **{"U": U, "R": R, "BC": BC, "SUB": SUB},
-        "FAN": (fan := min(_power_of_two(group), settings.fan, max(8, registers // BC))),
-        "TREE": group > fan,
-        "ALIGN": (align := math.gcd(C, 16)),
+        "EVEN": ghost_rows % tile_rows == last_rows % tile_rows == C % BC == 0,
+        "U": U,
+        "R": R,
+        "BC": BC,
+        "SUB": SUB,
+        "FAN": fan,
+        "TREE": bundles > 0,
+        "ALIGN": align,
         "LOOP": settings.programs > 0,
         "STREAM": settings.stream,
         "num_warps": settings.warps,
         "num_stages": 1,
         "maxnreg": settings.registers,
     }
-    tickets = total + delay
-    grid = min(settings.programs * multiprocessors or tickets, tickets)
-    return Plan(
-        *(len(sizes), C // align, ghost_rows, last_rows, tiles, last_tiles, blocks, delay),
-        draws=tickets + grid if settings.programs else tickets,
+    reach = C * (tile_rows + 2 * S if planes else tile_rows)
+    return TilePlan(
+        ghosts=len(sizes),
         grid=grid,
-        reach=C * (step + 2 * S if planes else step),
-        constants=constants,
+        partial_sums=groups * (most_tiles + bundles) * 2 * BC,
+        counters=1 + groups * (1 + bundles) + blocks,
+        largest_offset=max(reach, last_rows, 4 * len(sizes) * C),
+        arguments=arguments,
     )
 
 
+def _tile_shape(
+    channels: int, rows: int, dtype: torch.dtype, settings: Tuning
+) -> tuple[int, int, int, int]:
+    """Return U, R, BC and SUB, as `kernels` uses them, for ghosts of ``rows`` rows."""
+    threads = settings.warps * LANES * (VECTOR_BYTES // dtype.itemsize)
+    BC = _channel_block(channels, min(settings.channels, threads))
+    R = min(threads // BC, power_of_two(rows))
+    U = min(settings.vectors, power_of_two(parts(rows, R)))
+    return U, R, BC, min(settings.subtiles, parts(rows, U * R))
+
+
 def _channel_block(channels: int, most: int) -> int:
-    """A power of two of channels: one that divides, or the smallest that holds them all."""
+    """Return a power of two of channels: one that divides, or the smallest that holds them all."""
     most = 1 << (most.bit_length() - 1)
     divisor = channels & -channels
     if divisor >= min(most, 32) or channels > most:
         return min(divisor if divisor >= 16 else most, most)
-    return min(_power_of_two(channels), most)
+    return min(power_of_two(channels), most)
 
 
-def _product(sizes: tuple[int, ...]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
-
-
-def _power_of_two(size: int) -> int:
-    """The smallest one that is not smaller."""
+def power_of_two(size: int) -> int:
+    """Return the smallest power of two that is not smaller than ``size``."""
     return 1 << (size - 1).bit_length()
 
 
-def _parts(size: int, step: int) -> int:
+def parts(size: int, step: int) -> int:
+    """Return ``size / step``, rounded up."""
     return -(-size // step)
