@@ -16,7 +16,7 @@ from ghostbatch.diagnostics.sharded import as_dtensor
 from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
 from ghostbatch.nn import to_ghost, to_plain
-from ghostbatch.ops.paths import kernels_serve
+from ghostbatch.ops.backends.select import has_kernels
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -85,7 +85,7 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     """
     modes = {module: module.training for module in model.modules()}
     tracking = {m: m.track_running_stats for m in modes if isinstance(m, _BatchNorm)}
-    plain = [m for m in tracking if type(m) in PLAIN and m.affine and kernels_serve(m.weight)]
+    plain = [m for m in tracking if type(m) in PLAIN and m.affine and has_kernels(m.weight)]
     try:
         for module in modes:
             module.training = module in tracking

@@ -10,29 +10,37 @@ import triton.language as tl
 
 
 @triton.jit
-def draw(counters_ptr, draws):
-    """The next ticket, and how often this kernel has run before with these counters.
+def next_ticket(counters_ptr, tickets_per_run):
+    """Return the next ticket, and how often this kernel has run before with these counters.
 
-    They are never reset: each run makes as many ``draws``, and counts every counter up by as much.
+    Counters are never reset: each run takes ``tickets_per_run`` tickets, and increments every
+    counter by a known number.
     """
-    drawn = tl.atomic_add(counters_ptr, 1, sem="relaxed")
-    before = drawn // draws
-    return (drawn - before * draws).to(tl.int32), before
+    taken = tl.atomic_add(counters_ptr, 1, sem="relaxed")
+    runs_before = taken // tickets_per_run
+    return (taken - runs_before * tickets_per_run).to(tl.int32), runs_before
 
 
 @triton.jit
-def locate(ticket, ghosts, tiles, last_tiles, blocks):
-    """The group of a ticket, the number of its tile within the group, and the group's tiles."""
+def locate(ticket, ghosts, tiles, last_tiles, blocks, ghost_rows, last_rows, BC: tl.constexpr):
+    """Return where the tile of a ticket lies.
+
+    These are its group, ghost, first channel, the rows of the ghost, the number of the tile within
+    the group, and the number of tiles in the group.
+    """
     before = (ghosts - 1) * blocks
     late = ticket >= before * tiles
     count = tl.where(late, last_tiles, tiles)
     index = tl.where(late, ticket - before * tiles, ticket)
-    return index // count + tl.where(late, before, 0), index % count, count
+    group, tile = index // count + tl.where(late, before, 0), index % count
+    ghost, channel = group // blocks, (group % blocks) * BC
+    rows = tl.where(ghost == ghosts - 1, last_rows, ghost_rows)
+    return group, ghost, channel, rows, tile, count
 
 
 @triton.jit
 def count_in(counter_ptr):
-    """Publish what this program has stored; return how many programs had come before."""
+    """Publish what this program has stored; return how many programs had counted in before."""
     tl.debug_barrier()  # every thread's stores come before the one thread's increment
     before = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
@@ -50,7 +58,7 @@ def wait_for(counter_ptr, count):
 
 @triton.jit
 def add_up(first_ptr, second_ptr, count, stride, channel_C, live_C, R: tl.constexpr):
-    """Two sums over ``count`` rows of tables that other programs wrote, in a fixed order."""
+    """Return two sums over ``count`` rows of tables that other programs wrote, in a fixed order."""
     row_R = tl.arange(0, R)
     one_RC = tl.zeros((R, channel_C.shape[0]), tl.float32)
     two_RC = tl.zeros((R, channel_C.shape[0]), tl.float32)
@@ -65,60 +73,62 @@ def add_up(first_ptr, second_ptr, count, stride, channel_C, live_C, R: tl.conste
 
 @triton.jit
 def rows_to_add(count, FAN: tl.constexpr, TREE: tl.constexpr):
-    """How many sums are left for the last program of a group with ``count`` tiles."""
+    """Return how many sums are left for the last program of a group with ``count`` tiles."""
     return tl.cdiv(count, FAN) if TREE else count
 
 
 @triton.jit
 def add_up_group(
-    parts_ptr, count, most_tiles, column_C, live_C, FAN: tl.constexpr, TREE: tl.constexpr
+    partial_sums_ptr, count, most_tiles, column_C, live_C, FAN: tl.constexpr, TREE: tl.constexpr
 ):
-    """The two sums over a group, from those of its tiles or of bundles of them."""
+    """Return the two sums over a group, from those of its tiles or of bundles of tiles."""
     width: tl.constexpr = 2 * column_C.shape[0]
     if TREE:
-        parts_ptr += most_tiles * width
+        partial_sums_ptr += most_tiles * width
     rest = rows_to_add(count, FAN, TREE)
-    return add_up(parts_ptr, parts_ptr + width // 2, rest, width, column_C, live_C, FAN)
+    return add_up(
+        partial_sums_ptr, partial_sums_ptr + width // 2, rest, width, column_C, live_C, FAN
+    )
 
 
 @triton.jit
-def arrive(
-    parts_ptr,  # of the group: the sums of its tiles, then those of bundles of FAN tiles
+def publish_sums(
+    partial_sums_ptr,  # of the group: the sums of its tiles, then those of bundles of FAN tiles
     counters_ptr,  # of the group: its own, then one for each bundle
-    tile,
-    count,
-    most_tiles,
-    one_C,
+    tile,  # number of the tile within its group
+    count,  # tiles of the group
+    most_tiles,  # tiles of the largest group
+    one_C,  # the two sums over the tile
     two_C,
-    column_C,
-    before,
+    column_C,  # channels within the block
+    runs_before,
     FAN: tl.constexpr,
     TREE: tl.constexpr,
 ):
-    """Leave the sums of a tile; say whether this program is the last of its group.
+    """Store the sums of a tile; return whether this program is the last of its group.
 
-    Who waits for the group waits for the last program to add up, so many sums are added in two
+    Programs that wait for the group wait for the last one to add up, so many sums are added in two
     steps: the last program of each bundle does the first.
     """
     width: tl.constexpr = 2 * column_C.shape[0]
-    place = parts_ptr + tile * width + column_C
+    place = partial_sums_ptr + tile * width + column_C
     tl.store(place, one_C)
     tl.store(place + width // 2, two_C)
     if TREE:
         bundle = tile // FAN
         size = tl.minimum(count - bundle * FAN, FAN)
-        last = count_in(counters_ptr + 1 + bundle) == before * size + size - 1
+        last = count_in(counters_ptr + 1 + bundle) == runs_before * size + size - 1
         if last:
-            parts = parts_ptr + bundle * (FAN * width)
+            parts = partial_sums_ptr + bundle * (FAN * width)
             every_C = column_C >= 0
             one_C, two_C = add_up(parts, parts + width // 2, size, width, column_C, every_C, FAN)
-            place = parts_ptr + (most_tiles + bundle) * width + column_C
+            place = partial_sums_ptr + (most_tiles + bundle) * width + column_C
             tl.store(place, one_C)
             tl.store(place + width // 2, two_C)
             rest = tl.cdiv(count, FAN)
-            last = count_in(counters_ptr) == before * (rest + 1) + rest - 1
+            last = count_in(counters_ptr) == runs_before * (rest + 1) + rest - 1
     else:
-        last = count_in(counters_ptr) == before * (count + 1) + count - 1
+        last = count_in(counters_ptr) == runs_before * (count + 1) + count - 1
     return last
 
 
@@ -127,7 +137,7 @@ def arrive(
 
 @triton.jit
 def base_of(ghost, first, channel, ghost_rows, C, S: tl.constexpr, PLANES: tl.constexpr):
-    """Where row ``first`` of a ghost begins, in 64 bits: a batch may hold over 2**31 values."""
+    """Return where row ``first`` of a ghost begins, in 64 bits: batches exceed 2**31 values."""
     start = ghost.to(tl.int64) * ghost_rows * C
     if PLANES:
         return start + (first // S).to(tl.int64) * C * S + channel * S
@@ -136,24 +146,38 @@ def base_of(ghost, first, channel, ghost_rows, C, S: tl.constexpr, PLANES: tl.co
 
 
 @triton.jit
-def offsets(row_R1U, first, channel_C, C, S: tl.constexpr, PLANES: tl.constexpr):
-    """How far values lie from where row ``first`` begins, in 32 bits."""
+def subtile(
+    first,  # the tile's first row
+    sub,  # number of the sub-tile within the tile
+    rows,  # rows of the ghost
+    column_C,  # channels within the block
+    live_C,  # whether they exist
+    C,
+    S: tl.constexpr,
+    PLANES: tl.constexpr,
+    U: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Return the offsets of a sub-tile's values from row ``first``, and whether they exist.
+
+    Offsets have 32 bits. Threads lie along R and C, so sums over U need no exchange between them.
+    """
+    row_R1U = (
+        first
+        + sub * (U * R)
+        + (tl.arange(0, R)[:, None, None] + tl.arange(0, U)[None, None, :] * R)
+    )
     if PLANES:
         at_R1U = (row_R1U // S - first // S) * (C * S) + row_R1U % S
-        return at_R1U + channel_C[None, :, None] * S
+        at_RCU = at_R1U + column_C[None, :, None] * S
     else:
-        return (row_R1U - first) * C + channel_C[None, :, None]
-
-
-@triton.jit
-def span(U: tl.constexpr, R: tl.constexpr):
-    """The rows of a sub-tile: the threads lie along R and C, so sums over U need no exchange."""
-    return tl.arange(0, R)[:, None, None] + tl.arange(0, U)[None, None, :] * R
+        at_RCU = (row_R1U - first) * C + column_C[None, :, None]
+    return at_RCU, (row_R1U < rows) & live_C[None, :, None]
 
 
 @triton.jit
 def fetch(ptr, at, keep, EVEN: tl.constexpr, AGAIN: tl.constexpr, STREAM: tl.constexpr):
-    """Values as they are; ``STREAM`` tells the cache whether they are soon read ``AGAIN``."""
+    """Load values in their dtype; ``STREAM`` says whether they are soon read ``AGAIN``."""
     soon: tl.constexpr = "evict_last" if STREAM > 1 else ""
     never: tl.constexpr = "evict_first" if STREAM > 0 else ""
     policy: tl.constexpr = soon if AGAIN else never
@@ -165,7 +189,7 @@ def fetch(ptr, at, keep, EVEN: tl.constexpr, AGAIN: tl.constexpr, STREAM: tl.con
 
 @triton.jit
 def load(ptr, at, keep, EVEN: tl.constexpr, AGAIN: tl.constexpr, STREAM: tl.constexpr):
-    """Values in fp32."""
+    """Load values as fp32."""
     return fetch(ptr, at, keep, EVEN, AGAIN, STREAM).to(tl.float32)
 
 
@@ -181,7 +205,7 @@ def store(ptr, at, values, keep, EVEN: tl.constexpr, STREAM: tl.constexpr):
 
 @triton.jit
 def parameter(ptr, channel_C, live_C, default: tl.constexpr, GIVEN: tl.constexpr):
-    """A weight or a bias in fp32, or what stands for a missing one."""
+    """Return a weight or a bias in fp32; the default if there is none."""
     if GIVEN:
         return tl.load(ptr + channel_C, live_C, other=0.0).to(tl.float32)
     else:
@@ -189,21 +213,21 @@ def parameter(ptr, channel_C, live_C, default: tl.constexpr, GIVEN: tl.constexpr
 
 
 @triton.jit
-def masked(
+def relu_grad(
     dy_RCU,
-    centred_RCU,
-    y_ptr,
-    at,
-    keep,
-    slope_C,
+    centred_RCU,  # x - mean
+    y_ptr,  # of the tile
+    at,  # offsets within the tile
+    keep,  # whether the values exist
+    slope_C,  # weight / deviation
     bias_C,
     EVEN: tl.constexpr,
     AGAIN: tl.constexpr,
     STREAM: tl.constexpr,
     RELU: tl.constexpr,
-    SAVED: tl.constexpr,
+    SAVED: tl.constexpr,  # whether y is read; otherwise ReLU's input is computed again
 ):
-    """The gradient where ReLU let it pass: told by its result, or by what it must have been."""
+    """Return dy, with zeros where ReLU cut the result."""
     if RELU:
         if SAVED:
             result = load(y_ptr, at, keep, EVEN, AGAIN, STREAM)

@@ -1,8 +1,8 @@
-"""Compiles the CPU kernels when they are first wanted, with the C compiler that is there.
+"""Compiles the C kernels on first use, with the C compiler of the machine.
 
-That takes a second or two per dtype and happens once: the result is kept in the user's cache folder
-($XDG_CACHE_HOME/ghostbatch, or ~/.cache/ghostbatch). Threads are those of PyTorch's own OpenMP, so
-the library is linked against none; where PyTorch has another kind of threads it does not load.
+That takes a second or two per dtype and happens once: the library is kept in the user's cache
+folder ($XDG_CACHE_HOME/ghostbatch, or ~/.cache/ghostbatch). It uses the OpenMP that PyTorch has
+loaded and is linked against none; where PyTorch has other threads it does not load.
 """
 
 import ctypes
@@ -13,13 +13,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("cpu_kernels.c")
+SOURCE = Path(__file__).with_name("kernels.c")
 CPU = Path("/proc/cpuinfo")
 COMPILE = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
 TYPES = {
@@ -29,9 +28,13 @@ TYPES = {
 }
 
 
+class BuildError(RuntimeError):
+    """The kernels do not compile, or do not load."""
+
+
 @lru_cache
 def library(dtype: torch.dtype, *options: str) -> ctypes.CDLL | None:
-    """The kernels for tensors of this dtype; None where there is no compiler or it fails."""
+    """Return the kernels for tensors of this dtype; None if it has none or there is no compiler."""
     compiler = find_compiler()
     if dtype not in TYPES or compiler is None:
         return None
@@ -39,17 +42,11 @@ def library(dtype: torch.dtype, *options: str) -> ctypes.CDLL | None:
         return _load(compiler, (*COMPILE, *TYPES[dtype], *options))
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).splitlines()
-        why = next((line for line in said if "error" in line), said[0])
-        warnings.warn(
-            "the CPU kernels do not work here, so slower, plain code is used "
-            f"(GHOSTBATCH_KERNELS=0 asks for that): {why}",
-            stacklevel=4,
-        )
-        return None
+        raise BuildError(next((line for line in said if "error" in line), said[0])) from error
 
 
 def find_compiler() -> tuple[str, ...] | None:
-    """The C compiler, $CC if that is set, with its path; only Linux is tried."""
+    """Return the path of the C compiler, $CC if that is set, and its options; only on Linux."""
     if sys.platform != "linux":
         return None
     wanted = shlex.split(os.environ.get("CC", ""))
@@ -60,14 +57,14 @@ def find_compiler() -> tuple[str, ...] | None:
 
 
 def _load(compiler: tuple[str, ...], options: tuple[str, ...]) -> ctypes.CDLL:
-    """Load the library from the cache, where it is put if it is not there."""
+    """Load the library from the cache; compile it first if it is not there."""
     try:
         folder = _cache_folder()
-    except (OSError, RuntimeError):  # RuntimeError: nobody's home
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
         with tempfile.TemporaryDirectory(prefix="ghostbatch-") as private:
             return ctypes.CDLL(str(_compile(compiler, options, Path(private) / "norm.so")))
     path = folder / f"norm-{_key(compiler, options)}.so"
-    if not _is_whole(path):
+    if not _is_complete(path):
         with tempfile.TemporaryDirectory(dir=folder) as private:
             built = _compile(compiler, options, Path(private) / path.name)
             with built.open("ab") as file:
@@ -76,14 +73,14 @@ def _load(compiler: tuple[str, ...], options: tuple[str, ...]) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     """Whether a library is there and ends in its checksum: one cut short would crash Python."""
     content = path.read_bytes() if path.exists() else b""
     return len(content) > 32 and hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def _compile(compiler: tuple[str, ...], options: tuple[str, ...], path: Path) -> Path:
-    """Compile, then link, in a session of its own: Ctrl-C is for the run, not for the compiler."""
+    """Compile and link, in a new session, so that Ctrl-C in a terminal does not stop that."""
     compiled = str(path.with_suffix(".o"))
     for arguments in (
         (*options, "-c", str(SOURCE), "-o", compiled),
@@ -103,7 +100,7 @@ def _compile(compiler: tuple[str, ...], options: tuple[str, ...], path: Path) ->
 
 
 def _cache_folder() -> Path:
-    """Where compiled libraries are kept: this user's, and writable."""
+    """Return the folder of compiled libraries, which this user can write to."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ghostbatch"
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
@@ -112,7 +109,7 @@ def _cache_folder() -> Path:
 
 
 def _key(compiler: tuple[str, ...], options: tuple[str, ...]) -> str:
-    """Names a library by all that it was made from and for: source, options, compiler and CPU."""
+    """Return a hash of what a library is made from and for: source, options, compiler, CPU."""
     seen = Path(compiler[0]).resolve().stat()
     cpu = [
         line

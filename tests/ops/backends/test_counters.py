@@ -1,16 +1,16 @@
-"""Counters for kernels that are captured in a CUDA graph, on a device that only pretends."""
+"""Counters for kernels that are captured in a CUDA graph, simulated on a CPU."""
 
 import pytest
 import torch
 
-from ghostbatch.ops import counters
+from ghostbatch.ops.backends.triton import counters
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(name="capturing")
 def _capturing(monkeypatch):
-    """A store of 100 counters; whether something is captured is for the test to say."""
+    """Make a store of 100 counters, and pretend that a graph is captured until the test says no."""
     state = {"capturing": True}
     store = counters.Store(torch.zeros(100, dtype=torch.int64))
     monkeypatch.setattr(counters, "_stores", {CPU: store})
@@ -19,7 +19,7 @@ def _capturing(monkeypatch):
 
 
 @pytest.mark.usefixtures("capturing")
-def test_captured_kernels_get_cleared_counters_of_their_own():
+def test_each_captured_kernel_gets_zeroed_counters_that_no_other_uses():
     parts = [counters.counters(CPU, 30) for _ in range(3)]
     for number, part in enumerate(parts, 1):
         assert part.tolist() == [0] * 30
@@ -28,7 +28,7 @@ def test_captured_kernels_get_cleared_counters_of_their_own():
     assert counters._stores[CPU].cleared.sum() == 30 * 6
 
 
-def test_without_room_or_a_graph_they_are_new(capturing):
+def test_without_room_in_the_store_or_a_capture_counters_are_new(capturing):
     counters.counters(CPU, 90).fill_(7)
     assert counters.counters(CPU, 11).tolist() == [0] * 11  # no room for them
     assert counters.counters(CPU, 10).data_ptr() > counters._stores[CPU].cleared.data_ptr()

@@ -1,21 +1,21 @@
-/* Ghost norm on a CPU, forward and backward. `cpu_build` compiles this file, `cpu` calls it.
+/* Ghost norm on a CPU, forward and backward. build.py compiles this file, backend.py calls it.
 
-   It is compiled for one type of tensors at a time, STORED; statistics and arithmetic are REAL, the
-   sums over a ghost double. With BFLOAT16, STORED holds the upper halves of floats.
+   It is compiled for one dtype of tensors at a time, STORED; statistics and arithmetic are REAL,
+   the sums over a ghost double. With BFLOAT16, STORED holds the upper halves of floats.
 
-   Two passes over each ghost: the first takes two sums per channel, the second computes from them
-   what is wanted, while the ghost is still in the cache.
+   There are two passes over each ghost: the first takes two sums per channel, the second computes
+   the result from them, while the ghost is still in the cache.
 
                p       sums           result
    forward     x - m   p, p (x - m)   a (x - m) + b [+ residual], cut at 0 by ReLU
    backward    dy      p, p (x - m)   a (x - m) + b + g p
 
-   Forward, m is near the mean and then the mean; backward, it is the mean. Where ReLU cut the
-   result, p is 0: its result `mask` tells, or e (x - m) + f, which is what it cut. A channel's
-   values lie in rows, one in each, or in planes of pixels.
+   In the first pass forward, m is a value near the mean; after that it is the mean. Where ReLU cut
+   the result, p is 0: where `mask`, the result of ReLU, is 0, or e (x - m) + f, its input, is not
+   positive. A channel's values lie in rows, one in each, or in planes of pixels.
 
-   A thread takes whole ghosts where that keeps all threads busy and a ghost stays in its own cache.
-   Else ghosts are cut into parts, and all sums are there before the second pass begins. */
+   A thread takes whole ghosts if that keeps all threads busy and a ghost fits its cache. Otherwise
+   ghosts are cut into parts, and all sums are complete before the second pass begins. */
 
 #include <math.h>
 #include <omp.h>
@@ -27,45 +27,48 @@
 #define STRETCH 512     /* pixels of a channel, at least, before the sums in its lanes are added */
 #define LARGE (1 << 18) /* values of a ghost beyond a core's cache */
 #define GRAIN (1 << 15) /* values that are worth a thread */
-#else                   /* for tests: then small batches meet every case */
+#else                   /* for tests: small batches then go through every case */
 #define CHAIN 2
 #define STRETCH 8
 #define LARGE 40
 #define GRAIN 4
 #endif
-#define SOME 128  /* the mean of one in so many values is near the mean of all */
-#define PADDED 16 /* rows of numbers are as long as this times something: room for any vector */
+#define SOME 128  /* the mean of one in SOME values is near the mean of all */
+#define PADDED 16 /* rows of scratch space are a multiple of this long: room for any vector */
 #define ROOM 10   /* doubles that a thread needs per channel: see Scratch */
 
-typedef struct {                    /* `cpu.Work` in Python */
-    const STORED *x, *other, *mask; /* other: dy, or a residual */
-    STORED *out, *passed;           /* passed: where p goes, the gradient of a residual */
-    const REAL *weight, *bias;      /* or none */
-    REAL *statistics;               /* mean, invstd, unbiased variance by ghost and channel */
-    double *room;                   /* ROOM for two per thread and, backward, two for each ghost */
-    long values;                    /* of x */
-    long samples, rows;             /* rows of a sample: 1 in planes */
-    long channels, pixels;          /* pixels of a plane: 1 in rows */
-    long ghost, ghosts;
-    long threads;
-    long whole;                     /* ghosts that a thread takes whole: the first ones */
-    long together, parts;           /* of the others: how many at a time, in how many parts each */
-    double eps;
-    int how;                        /* the flags below */
+typedef struct {               /* `Work` in backend.py */
+    const STORED *x;           /* (N, C, ...), as are the next four: dense, in rows or planes */
+    const STORED *other;       /* forward: the residual, or NULL; backward: dy */
+    const STORED *mask;        /* backward: y, if ReLU's mask is taken from it */
+    STORED *out;               /* forward: y; backward: dx */
+    STORED *passed;            /* backward: where p goes, the gradient of a residual, or NULL */
+    const REAL *weight, *bias; /* (C), or NULL */
+    REAL *statistics;          /* (3, K, C): mean, invstd, unbiased variance */
+    double *room;              /* scratch: 2 ROOM per thread and 2 per ghost, times padded C */
+    long values;               /* number of values of x */
+    long samples, rows;        /* N; rows of a sample: 1 in planes */
+    long channels, pixels;     /* C; pixels of a plane: 1 in rows */
+    long ghost, ghosts;        /* samples of a ghost; K */
+    long threads;              /* of PyTorch, at most */
+    long whole;                /* ghosts, the first ones, each of which one thread takes whole */
+    long together, parts;      /* other ghosts: how many at a time, and in how many parts each */
+    double eps;                /* added to the variance */
+    int flags;                 /* those below */
 } Work;
 
 enum { OTHER = 1, SCALED = 2, RELU = 4, BY_RESULT = 8, BY_INPUT = 16, PASSED = 32 };
 
-typedef struct {                    /* `cpu.Moving` in Python: running statistics */
-    REAL *mean, *variance;
-    int64_t *tracked;               /* or none */
-    double momentum;
-    int at_once;                    /* one update with the mean over ghosts, not one for each */
-} Moving;
+typedef struct {             /* `Running` in backend.py: running statistics */
+    REAL *mean, *variance;   /* (C) */
+    int64_t *tracked;        /* number of batches, or NULL */
+    double momentum;         /* weight of the newest ghost */
+    int by_mean;             /* one update with the mean over ghosts instead of one per ghost */
+} Running;
 
 typedef struct {
-    double *one, *two;              /* the sums */
-    REAL *ones, *twos;              /* of a chain that is not yet part of them */
+    double *one, *two;       /* the two sums, per channel */
+    REAL *ones, *twos;       /* sums of a chain that is not yet added to them */
     REAL *m, *a, *b, *e, *f, *g;
 } Scratch;
 
@@ -178,29 +181,29 @@ typedef struct {
     vec m, a, b, e, f, g;
 } Terms;
 
-INLINE vec p_at(const Work *w, long at, long n, int how, vec d, const Terms *t) {
+INLINE vec p_at(const Work *w, long at, long n, int flags, vec d, const Terms *t) {
     vec p = load(w->other, at, n, w->values);
-    if (how & BY_RESULT) p = only(~(load(w->mask, at, n, w->values) <= 0), p);
-    if (how & BY_INPUT) p = only(~(t->e * d + t->f <= 0), p);
+    if (flags & BY_RESULT) p = only(~(load(w->mask, at, n, w->values) <= 0), p);
+    if (flags & BY_INPUT) p = only(~(t->e * d + t->f <= 0), p);
     return p;
 }
 
-INLINE void add_at(const Work *w, long at, long n, int how, const Terms *t, vec *one, vec *two) {
+INLINE void add_at(const Work *w, long at, long n, int flags, const Terms *t, vec *one, vec *two) {
     vec d = load(w->x, at, n, w->values) - t->m;
     if (n < LANES) d = only(first(n), d);
-    vec p = how & OTHER ? p_at(w, at, n, how, d, t) : d;
+    vec p = flags & OTHER ? p_at(w, at, n, flags, d, t) : d;
     *one += p;
     *two += p * d;
 }
 
-INLINE void result_at(const Work *w, long at, long n, long end, int how, const Terms *t) {
+INLINE void result_at(const Work *w, long at, long n, long end, int flags, const Terms *t) {
     vec d = load(w->x, at, n, w->values) - t->m, v = t->a * d + t->b;
-    if (how & OTHER) {
-        vec p = p_at(w, at, n, how, d, t);
-        if (how & PASSED) store(w->passed, at, p, n, end);
-        v += how & SCALED ? t->g * p : p;
+    if (flags & OTHER) {
+        vec p = p_at(w, at, n, flags, d, t);
+        if (flags & PASSED) store(w->passed, at, p, n, end);
+        v += flags & SCALED ? t->g * p : p;
     }
-    store(w->out, at, how & RELU ? only(~(v <= 0), v) : v, n, end);
+    store(w->out, at, flags & RELU ? only(~(v <= 0), v) : v, n, end);
 }
 
 /* --------------------------------------------------------------------------------------- rows */
@@ -213,7 +216,7 @@ INLINE Terms terms_of_row(const Scratch *s, long c) {
 }
 
 /* `step` rows at once: 1, so that memory is read in order, or many that are one vector each. */
-INLINE void add_rows(const Work *w, long from, long to, long step, int how, const Scratch *s) {
+INLINE void add_rows(const Work *w, long from, long to, long step, int flags, const Scratch *s) {
     const long C = w->channels;
     for (long chain = from; chain < to; chain += CHAIN) {
         memset(s->ones, 0, C * sizeof(REAL));
@@ -226,7 +229,7 @@ INLINE void add_rows(const Work *w, long from, long to, long step, int how, cons
                 EACH two[u] = load_real(s->twos + c + u * LANES);
                 EACH t[u] = terms_of_row(s, c + u * LANES);
                 for (long q = r; q < least(r + step, stop); q++)
-                    EACH add_at(w, q * C + c + u * LANES, n, how, &t[u], &one[u], &two[u]);
+                    EACH add_at(w, q * C + c + u * LANES, n, flags, &t[u], &one[u], &two[u]);
                 EACH store_real(s->ones + c + u * LANES, one[u]);
                 EACH store_real(s->twos + c + u * LANES, two[u]);
             })
@@ -235,14 +238,14 @@ INLINE void add_rows(const Work *w, long from, long to, long step, int how, cons
     }
 }
 
-INLINE void finish_rows(const Work *w, long from, long to, long step, int how, const Scratch *s) {
+INLINE void finish_rows(const Work *w, long from, long to, long step, int flags, const Scratch *s) {
     const long C = w->channels;
     for (long r = from; r < to; r += step)
         ALONG(c, C, {
             Terms t[WIDE];
             EACH t[u] = terms_of_row(s, c + u * LANES);
             for (long q = r; q < least(r + step, to); q++)
-                EACH result_at(w, q * C + c + u * LANES, n, to * C, how, &t[u]);
+                EACH result_at(w, q * C + c + u * LANES, n, to * C, flags, &t[u]);
         })
 }
 
@@ -253,7 +256,7 @@ INLINE Terms terms_of_plane(const Scratch *s, long c) {
                    spread(s->e[c]), spread(s->f[c]), spread(s->g[c])};
 }
 
-INLINE void add_planes(const Work *w, long from, long to, int how, const Scratch *s) {
+INLINE void add_planes(const Work *w, long from, long to, int flags, const Scratch *s) {
     const long C = w->channels, S = w->pixels, stretch = CHAIN * LANES;
     const long step = S < STRETCH ? STRETCH / S : 1;
     for (; from < to; from += step)
@@ -264,7 +267,7 @@ INLINE void add_planes(const Work *w, long from, long to, int how, const Scratch
                 for (long r = from; r < least(from + step, to); r++) {
                     const long at = (r * C + c) * S + i;
                     ALONG(j, least(stretch, S - i), {
-                        EACH add_at(w, at + j + u * LANES, n, how, &t, &one[u], &two[u]);
+                        EACH add_at(w, at + j + u * LANES, n, flags, &t, &one[u], &two[u]);
                     })
                 }
                 const vec sum = one[0] + one[1] + one[2] + one[3];
@@ -274,13 +277,13 @@ INLINE void add_planes(const Work *w, long from, long to, int how, const Scratch
         }
 }
 
-INLINE void finish_planes(const Work *w, long from, long to, int how, const Scratch *s) {
+INLINE void finish_planes(const Work *w, long from, long to, int flags, const Scratch *s) {
     const long C = w->channels, S = w->pixels;
     for (; from < to; from++)
         for (long c = 0; c < C; c++) {
             const long at = (from * C + c) * S;
             const Terms t = terms_of_plane(s, c);
-            ALONG(i, S, { EACH result_at(w, at + i + u * LANES, n, to * C * S, how, &t); })
+            ALONG(i, S, { EACH result_at(w, at + i + u * LANES, n, to * C * S, flags, &t); })
         }
 }
 
@@ -299,12 +302,12 @@ INLINE void finish_planes(const Work *w, long from, long to, int how, const Scra
 
 /* The first pass, over some rows or, in planes, samples. Copies of the arguments tell the compiler
    that nothing written changes them. */
-static void add(const Work *work, long from, long to, int how, const Scratch *scratch) {
+static void add(const Work *work, long from, long to, int flags, const Scratch *scratch) {
     const Work w = *work;
     const Scratch s = *scratch;
     memset(s.one, 0, w.channels * sizeof(double));
     memset(s.two, 0, w.channels * sizeof(double));
-    switch (how) {
+    switch (flags) {
         CASE(add, 0)
         CASE(add, OTHER)
         CASE(add, OTHER | BY_RESULT)
@@ -316,7 +319,7 @@ static void add(const Work *work, long from, long to, int how, const Scratch *sc
 static void finish(const Work *work, long from, long to, const Scratch *scratch) {
     const Work w = *work;
     const Scratch s = *scratch;
-    switch (w.how) {
+    switch (w.flags) {
         CASE(finish, 0)
         CASE(finish, RELU)
         CASE(finish, OTHER)
@@ -425,25 +428,26 @@ static void result_forward(const Work *w, long k, long part) {
     finish(w, begin(w, k, part), begin(w, k, part + 1), &s);
 }
 
-/* Move a running statistic by those of all ghosts, oldest first. */
-static void move(REAL *running, const REAL *ghosts, const Work *w, const Moving *moving) {
+/* Update a running statistic by those of all ghosts (K, C), oldest first. */
+static void update_running_stats(REAL *stats, const REAL *ghosts, const Work *w, const Running *r) {
     const long C = w->channels, K = w->ghosts;
-    const double momentum = moving->momentum, keep = 1 - momentum;
+    const double momentum = r->momentum, keep = 1 - momentum;
     double *now = w->room;
-    for (long c = 0; c < C; c++) now[c] = running[c] * (moving->at_once ? keep : 1);
+    for (long c = 0; c < C; c++) now[c] = stats[c] * (r->by_mean ? keep : 1);
     for (long k = 0; k < K; k++)
         for (long c = 0; c < C; c++)
-            now[c] = moving->at_once ? now[c] + momentum / K * ghosts[k * C + c]
-                                     : now[c] * keep + momentum * ghosts[k * C + c];
-    for (long c = 0; c < C; c++) running[c] = now[c];
+            now[c] = r->by_mean ? now[c] + momentum / K * ghosts[k * C + c]
+                                : now[c] * keep + momentum * ghosts[k * C + c];
+    for (long c = 0; c < C; c++) stats[c] = now[c];
 }
 
-void forward(Work *w, const Moving *moving) {
+/* Normalise, and update the running statistics unless `r` is NULL. */
+void forward(Work *w, const Running *r) {
     run(w, sum_forward, result_forward);
-    if (!moving) return;
-    move(moving->mean, w->statistics, w, moving);
-    move(moving->variance, w->statistics + 2 * w->ghosts * w->channels, w, moving);
-    if (moving->tracked) *moving->tracked += moving->at_once ? 1 : w->ghosts;
+    if (!r) return;
+    update_running_stats(r->mean, w->statistics, w, r);
+    update_running_stats(r->variance, w->statistics + 2 * w->ghosts * w->channels, w, r);
+    if (r->tracked) *r->tracked += r->by_mean ? 1 : w->ghosts;
 }
 
 /* ------------------------------------------------------------------------------------ backward */
@@ -454,8 +458,8 @@ static void sum_backward(const Work *w, long k, long part) {
     const Scratch s = scratch(w, k, part);
     for (long c = 0; c < C; c++)
         s.m[c] = mean[c], s.e[c] = scale(w, c) * invstd[c], s.f[c] = shift(w, c);
-    const int how = w->how & (OTHER | BY_RESULT | BY_INPUT);
-    add(w, begin(w, k, part), begin(w, k, part + 1), how, &s);
+    const int flags = w->flags & (OTHER | BY_RESULT | BY_INPUT);
+    add(w, begin(w, k, part), begin(w, k, part + 1), flags, &s);
 }
 
 /* Where a ghost's gradients of weight and bias are kept. */
