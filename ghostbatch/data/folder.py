@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -107,11 +107,8 @@ class FolderFeed:
 
     Args:
         data: the image folder.
-        batch: samples per update, over all ranks.
-        seed: seeds the order and the augmentation.
+        batch, seed, device, dtype: as for `TensorFeed`.
         augment: crop the training images at random and flip half of them.
-        device: where the batches are put.
-        dtype: dtype of the images.
         workers: number of worker processes.
         on_bad_image: "fatal" raises an error; "skip" warns and uses the next image instead.
 
@@ -147,7 +144,7 @@ class FolderFeed:
         if self._decoded is None or self._next != (update, slices):
             self.close()
             crops = self.crops.starting_at(update, slices)
-            self._decoded = self._loader(self.data.train, crops, True)
+            self._decoded = self._loader(Decoder(self.data.train, self.skip), crops)
         self._next = None  # until the caller has taken every micro-batch
         flips = self.crops.draw(update)[2]
         for where in slices:
@@ -162,10 +159,10 @@ class FolderFeed:
         self, size: int = 250, start: int = 0, step: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of centre crops of the test set: every ``step``-th from ``start`` on."""
-        firsts = range(start * size, len(self.data.test), step * size)
-        last = len(self.data.test)
-        crops = ([Crop(i, 0.5, 0.5) for i in range(f, min(f + size, last))] for f in firsts)
-        for decoded in self._loader(self.data.test, crops, False):
+        numbers = range(len(self.data.test))
+        firsts = numbers[start * size :: step * size]
+        crops = ([(i, 0.5, 0.5) for i in numbers[first : first + size]] for first in firsts)
+        for decoded in self._loader(Decoder(self.data.test, replace_bad=False), crops):
             images, labels = self._to_device(decoded)
             yield self._normalise(images), labels
 
@@ -173,12 +170,12 @@ class FolderFeed:
         """End the workers."""
         self._decoded = None
 
-    def _loader(self, files: Files, crops: Iterator[list[Crop]], training: bool) -> Any:
-        loader: DataLoader[Decoded] = DataLoader(
-            Decoder(files, replace_bad=training and self.skip),  # type: ignore[arg-type]
-            batch_sampler=crops,
+    def _loader(self, decoder: Decoder, crops: Iterator[list[Crop]]) -> Iterator[Decoded]:
+        loader = DataLoader(
+            decoder,
+            batch_size=None,  # the decoder makes the batches
+            sampler=crops,
             num_workers=self.workers,
-            collate_fn=_identity,
             worker_init_fn=WorkerInit(os.getpid()),
             pin_memory=self.device.type == "cuda",
         )
@@ -196,7 +193,3 @@ class FolderFeed:
         self._warned.update(problems)
         images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         return images, labels.to(self.device, non_blocking=True)
-
-
-def _identity(batch: Any) -> Any:
-    return batch
