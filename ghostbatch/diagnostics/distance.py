@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ghostbatch.diagnostics.sharded import from_local, redistribute, sum_shards, to_local
-from ghostbatch.errors import InputError
+from ghostbatch.errors import check_choice
 
 Keep = Literal["exact", "cpu", "bf16"]
 
@@ -67,10 +67,7 @@ class WeightDistance:
     def __init__(
         self, model: nn.Module, *, keep: Keep = "exact", norms: bool = True, biases: bool = True
     ) -> None:
-        if keep not in get_args(Keep):
-            raise InputError(
-                "keep", f"{keep!r} is unknown", f"choose one of {', '.join(get_args(Keep))}"
-            )
+        check_choice("keep", keep, get_args(Keep))
         self._keep = keep
         self._parameters = dict(_select(_unwrapped(model), norms, biases))
         self._keep_start({name: p.detach() for name, p in self._parameters.items()})
@@ -78,11 +75,11 @@ class WeightDistance:
     @torch.no_grad()
     def distance(self) -> Distance:
         """Return the distance now, per parameter tensor and in total."""
-        squares = self._squares()
-        squares = {n: square - self._rounding.get(n, 0.0) for n, square in squares.items()}
-        squares = {n: 0.0 if square < 0 else square for n, square in squares.items()}  # keeps NaN
+        rounding = self._rounding
+        # With 0 as its second argument, max keeps NaN.
+        squares = {n: max(s - rounding.get(n, 0.0), 0.0) for n, s in self._squares().items()}
         layers = {name: sqrt(square) for name, square in squares.items()}
-        error = 2 * sqrt(sum(self._rounding.values()))
+        error = 2 * sqrt(sum(rounding.values()))
         return Distance(sqrt(sum(squares.values())), layers, error)
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,7 +122,8 @@ class WeightDistance:
             moved = torch._foreach_sub(local, start)
             wide = [m.to(torch.promote_types(m.dtype, torch.float32)) for m in moved]
             norms += torch._foreach_norm(wide)
-        squares = _stack_fp64(norms).square()
+        norms = [norm.to(norms[0].device) for norm in norms]
+        squares = torch.stack(norms).double().square()
         squares = sum_shards(squares, list(self._parameters.values()))
         return dict(zip(self._parameters, squares.tolist(), strict=True))
 
@@ -175,10 +173,3 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[slice]:
         if values >= PIECE or number == len(tensors) - 1:
             yield slice(first, number + 1)
             first, values = number + 1, 0
-
-
-def _stack_fp64(norms: list[Tensor]) -> Tensor:
-    """Return scalars as one fp64 vector, by a single kernel if device and dtype agree."""
-    if len({(norm.device, norm.dtype) for norm in norms}) == 1:
-        return torch.stack(norms).double()
-    return torch.stack([norm.to(norms[0].device, torch.float64) for norm in norms])

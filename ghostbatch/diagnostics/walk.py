@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ghostbatch.diagnostics.distance import log_spaced
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_choice
 
 Potential = Literal["brownian", "flat"]
 
@@ -94,9 +94,7 @@ def right_probabilities(heights: Tensor) -> Tensor:
 
 
 def _check(potential: str, walkers: int, steps: int, roughness: float) -> None:
-    if potential not in get_args(Potential):
-        known = ", ".join(get_args(Potential))
-        raise InputError("potential", f"{potential!r} is unknown", f"choose one of {known}")
+    check_choice("potential", potential, get_args(Potential))
     for field, number in (("walkers", walkers), ("steps", steps)):
         if number < 2:
             raise InputError(field, f"{number} is below 2", "use 1000")
