@@ -142,14 +142,16 @@ def random_potential(
     with batch_statistics(model), RandomSteps(model) as weights:
         origin = float(loss(model))
         settings = {"radius": radius, "seed": seed, "weights": weights.count, "origin": origin}
-        with Scan(None if resume is None else Path(resume), settings) as scan:
+        scan = Scan(None if resume is None else Path(resume), settings)
+        try:
             for number in range(len(scan.losses), samples):
                 weights.step(distances[number], key(seed, "direction", number))
                 scan.add(float(loss(model)))
                 if on_sample is not None:
                     on_sample(number + 1)
-        losses = scan.losses[:samples]
-    return RandomPotential.from_losses(distances, losses, origin, radius, bins)
+        finally:
+            scan.write()
+    return RandomPotential.from_losses(distances, scan.losses[:samples], origin, radius, bins)
 
 
 def _check(radius: float, samples: int, bins: Sequence[int]) -> None:

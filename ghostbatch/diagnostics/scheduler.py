@@ -62,7 +62,7 @@ class DistanceScheduler(RegimeScheduler):
     ) -> None:
         self.dropped: list[int] = []
         """Number of updates done at each drop so far."""
-        self._distance = distance
+        self._measure = distance.distance if isinstance(distance, WeightDistance) else distance
         self.follow(regime, reached, longest)
         super().__init__(
             optimizer,
@@ -107,11 +107,8 @@ class DistanceScheduler(RegimeScheduler):
         start = self.dropped[-1] if self.dropped else 0
         if self.longest is not None and self.last_epoch + 1 - start >= self.longest[phase]:
             return True
-        if self.reached[phase] == inf:
-            return False
-        measure = self._distance
-        distance = measure.distance() if isinstance(measure, WeightDistance) else measure()
-        return float(distance) >= self.reached[phase]
+        reached = self.reached[phase]
+        return reached < inf and float(self._measure()) >= reached  # infinity needs no measurement
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers, with the distances to reach, so resuming needs no reference run."""

@@ -42,14 +42,11 @@ def redistribute(tensor: Tensor, like: Tensor) -> Tensor:
     sharded, wanted = as_dtensor(tensor), as_dtensor(like)
     if wanted is None:
         return tensor if sharded is None else sharded.full_tensor()
+    layout = wanted.device_mesh, wanted.placements
     if sharded is None:
         distribute = sys.modules["torch.distributed.tensor"].distribute_tensor
-        sharded = distribute(
-            tensor.to(to_local(like).device), wanted.device_mesh, wanted.placements
-        )
-    return sharded.redistribute(  # type: ignore[no-any-return]
-        wanted.device_mesh, wanted.placements
-    )
+        sharded = distribute(tensor.to(to_local(like).device), *layout)
+    return sharded.redistribute(*layout)  # type: ignore[no-any-return]
 
 
 def sum_shards(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:
