@@ -9,12 +9,14 @@ from typing import Any
 
 from ghostbatch.data import readers
 from ghostbatch.data.datasets import ImageData, Info
-from ghostbatch.data.feed import Feed, TensorFeed
+from ghostbatch.data.feed import TensorFeed
 from ghostbatch.data.folder import FolderData, FolderFeed, OnBadImage, list_folder
 from ghostbatch.data.synthetic import parse, synthetic
 from ghostbatch.errors import InputError
 
 Data = ImageData | FolderData
+Feed = TensorFeed | FolderFeed
+"""Hands a run its batches; random draws do not depend on how a batch is split."""
 Loader = Callable[[Path, bool], Data]
 """Takes the folder that holds all data sets, and whether to download missing files."""
 

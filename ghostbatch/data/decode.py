@@ -62,7 +62,6 @@ class Crops:
     """The crops of every update, whichever process decodes them."""
 
     stream: PermutationStream
-    seed: int
     augment: bool
 
     def starting_at(self, update: int, positions: Sequence[slice]) -> Iterator[list[Crop]]:
@@ -78,7 +77,7 @@ class Crops:
         """Return top, left and flip of every image of a batch, (3, batch), each in [0, 1)."""
         if not self.augment:
             return torch.full((3, self.stream.batch), 0.5, dtype=torch.float64)
-        draw = generator(self.seed, "augment", update)
+        draw = generator(self.stream.seed, "augment", update)
         return torch.rand(3, self.stream.batch, generator=draw, dtype=torch.float64)
 
 

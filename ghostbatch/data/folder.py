@@ -126,8 +126,8 @@ class FolderFeed:
         workers: int = 2,
         on_bad_image: OnBadImage = "fatal",
     ) -> None:
-        self.crops = Crops(PermutationStream(len(data.train), batch, seed), seed, augment)
-        self.data, self.augment, self.device = data, augment, device
+        self.crops = Crops(PermutationStream(len(data.train), batch, seed), augment)
+        self.data, self.device = data, device
         self.workers, self.skip = workers, on_bad_image == "skip"
         self._normalise = Normalise(*data.moments, device, dtype)
         self._decoded: Iterator[Decoded] | None = None
@@ -149,7 +149,7 @@ class FolderFeed:
         flips = self.crops.draw(update)[2]
         for where in slices:
             images, labels = self._to_device(next(self._decoded))
-            if self.augment:
+            if self.crops.augment:
                 flip = flips[where].to(self.device).view(-1, 1, 1, 1) < 0.5
                 images = torch.where(flip, images.flip(3), images)
             yield MicroBatch(where, self._normalise(images), labels)
