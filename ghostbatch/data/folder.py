@@ -84,22 +84,21 @@ def list_folder(root: Path, name: str) -> FolderData:
             f"{name}: {parts[1]} has classes that train lacks ({', '.join(sorted(unknown)[:3])})",
             "give both the same classes",
         )
-    train, test = (_list_images(part, classes) for part in parts)
-    for part, found in zip(parts, (train, test), strict=True):
-        if not len(found):
-            suffixes = ", ".join(sorted(SUFFIXES))
-            raise InputError("data", f"{name}: {part} has no images", f"use {suffixes}")
+    train, test = (_list_images(name, part, classes) for part in parts)
     return FolderData(name, len(classes), train, test)
 
 
-def _list_images(part: Path, classes: Sequence[str]) -> Files:
+def _list_images(name: str, part: Path, classes: Sequence[str]) -> Files:
     found = [
         (str(path), label)
-        for label, name in enumerate(classes)
-        for path in sorted((part / name).rglob("*"))
+        for label, folder in enumerate(classes)
+        for path in sorted((part / folder).rglob("*"))
         if path.suffix.lower() in SUFFIXES
     ]
-    return Files(tuple(path for path, _ in found), tuple(label for _, label in found))
+    if not found:
+        suffixes = ", ".join(sorted(SUFFIXES))
+        raise InputError("data", f"{name}: {part} has no images", f"use {suffixes}")
+    return Files(*zip(*found, strict=True))
 
 
 class FolderFeed:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ghostbatch.diagnostics.sharded import from_local, redistribute, sum_shards, to_local
+from ghostbatch.diagnostics.sharded import redistribute, sum_shards, to_local
 from ghostbatch.errors import check_choice
 
 Keep = Literal["exact", "cpu", "bf16"]
@@ -103,7 +103,7 @@ class WeightDistance:
 
     def _copy(self, weights: Tensor, parameter: Tensor) -> Tensor:
         if self._keep == "cpu":
-            return from_local(to_local(weights).cpu().clone(), like=weights)
+            return weights.to("cpu", copy=True)
         dtype = torch.bfloat16 if self._keep == "bf16" else parameter.dtype
         return weights.to(parameter.device, dtype, copy=True)
 

@@ -22,21 +22,6 @@ def to_local(tensor: Tensor) -> Tensor:
     return tensor if sharded is None else sharded.to_local()
 
 
-def from_local(shard: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor sharded as ``like`` of which this rank holds ``shard``."""
-    sharded = as_dtensor(like)
-    if sharded is None:
-        return shard
-    return type(sharded).from_local(  # type: ignore[no-any-return]
-        shard,
-        sharded.device_mesh,
-        sharded.placements,
-        run_check=False,
-        shape=sharded.shape,
-        stride=sharded.stride(),
-    )
-
-
 def redistribute(tensor: Tensor, like: Tensor) -> Tensor:
     """Return ``tensor`` sharded (or not) as ``like`` is; call it on all ranks."""
     sharded, wanted = as_dtensor(tensor), as_dtensor(like)
