@@ -29,8 +29,7 @@ class Normalise:
         self._mean = mean.to(device, dtype).view(shape)
         divisor = torch.where(deviation > 0, deviation, 1.0)  # a constant channel becomes 0
         self._scale = (1 / divisor).to(device, dtype).view(shape)
-        on_gpu = device.type == "cuda"
-        self._layout = torch.channels_last if on_gpu else torch.contiguous_format
+        self._layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return ``images`` (N, C, H, W) normalised."""

@@ -131,8 +131,7 @@ def log_spaced(last: int, per_decade: int = 20) -> list[int]:
     >>> log_spaced(10, per_decade=4)
     [1, 2, 3, 6, 10]
     """
-    steps = range(10 * per_decade)
-    spaced = {round(10 ** (step / per_decade)) for step in steps}
+    spaced = {round(10 ** (step / per_decade)) for step in range(10 * per_decade)}
     return sorted({update for update in spaced if update < last} | {last})
 
 

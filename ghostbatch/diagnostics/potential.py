@@ -26,8 +26,6 @@ from ghostbatch.diagnostics.scan import RandomSteps, Scan, batch_statistics
 from ghostbatch.draws import key
 from ghostbatch.errors import InputError
 
-Loss = Callable[[nn.Module], Tensor | float]
-
 
 @dataclass(frozen=True)
 class RandomPotential:
@@ -101,7 +99,7 @@ class RandomPotential:
 @torch.no_grad()
 def random_potential(
     model: nn.Module,
-    loss: Loss,
+    loss: Callable[[nn.Module], Tensor | float],
     *,
     radius: float,
     samples: int = 1000,

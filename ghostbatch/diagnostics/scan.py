@@ -50,10 +50,7 @@ class RandomSteps:
         self._steps = [part.as_strided(start.shape, start.stride()) for part, start in parts]
 
     def step(self, distance: float, seed: int) -> None:
-        """Set the weights to a point at ``distance`` from the start, in a random direction.
-
-        The direction is uniform on the sphere: a normal vector over its length.
-        """
+        """Set the weights to a uniformly random point at ``distance`` from the start."""
         self._generator.manual_seed(seed)
         self._direction.normal_(generator=self._generator)
         self._direction.mul_(distance / torch.linalg.vector_norm(self._direction))
@@ -73,13 +70,10 @@ class RandomSteps:
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode, except that batch norms use batch statistics.
-
-    A ghost norm with one ghost per batch is the same function, and several times as fast where
-    there are kernels for it.
-    """
+    """Put the model into evaluation mode, except that batch norms use batch statistics."""
     modes = {module: module.training for module in model.modules()}
     tracking = {m: m.track_running_stats for m in modes if isinstance(m, _BatchNorm)}
+    # With kernels, a ghost norm with one ghost per batch is the same function and much faster.
     plain = [m for m in tracking if type(m) in PLAIN and m.affine and kernels_serve(m.weight)]
     try:
         for module in modes:

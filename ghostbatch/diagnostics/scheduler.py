@@ -21,15 +21,11 @@ class DistanceScheduler(RegimeScheduler):
     drops are not used. The distance is measured after every update until the last drop.
 
     Args:
-        optimizer: as for `RegimeScheduler`.
-        regime: as for `RegimeScheduler`.
+        optimizer, regime, samples_per_epoch, batch, last_epoch: as for `RegimeScheduler`.
         distance: returns the distance of the weights; with FSDP2, step on all ranks.
         reached: for each drop of the regime, the distance at which it happens; infinity for never.
         longest: for each drop, the number of updates since the one before it, or since the start,
             after which it happens anyway.
-        samples_per_epoch: size of the training set.
-        batch: samples per update, over all ranks.
-        last_epoch: PyTorch's name for the last update done; -1 starts a run.
 
     >>> import torch
     >>> layer = torch.nn.Linear(1, 1, bias=False)
@@ -100,7 +96,6 @@ class DistanceScheduler(RegimeScheduler):
         return self.regime.in_phase(drops, update, self.samples_per_epoch, self.batch)
 
     def _drop_is_due(self) -> bool:
-        """Return whether the next drop's distance, or its longest wait, is reached."""
         phase = len(self.dropped)
         if phase == len(self.reached):
             return False
@@ -132,12 +127,10 @@ def distances_at(metrics: str | Path, updates: Sequence[int]) -> tuple[float, ..
     Between two records the distance is interpolated linearly in log time. `ghostbatch.train` writes
     a record at every drop of the rate, so distances at drops are exact.
     """
-    known: dict[int, float] = {}
     try:
-        for line in Path(metrics).read_text().splitlines():
-            record = json.loads(line)
-            if record["update"] > 0 and record["distance"] is not None:
-                known[int(record["update"])] = float(record["distance"])
+        records = [json.loads(line) for line in Path(metrics).read_text().splitlines()]
+        pairs = [(int(r["update"]), r["distance"]) for r in records]
+        known = {update: float(d) for update, d in pairs if update > 0 and d is not None}
     except (OSError, ValueError, TypeError, KeyError):
         raise InputError(
             "reference", f"{metrics} cannot be read", "name the run's metrics.jsonl"
