@@ -106,10 +106,7 @@ def _gradients(
     strength: float,
 ) -> Tensor:
     """Return the gradients of one chunk, (samples, P), under a random change."""
-    fixed = {
-        **{n: p.detach() for n, p in model.named_parameters() if n not in weights},
-        **dict(model.named_buffers()),
-    }
+    fixed = {n: p.detach() for n, p in model.named_parameters()}
     dropped: list[str] = []  # in the order of the layers, so that the masks are reproducible
     if change == "dropconnect":
         of_layers = {id(layer.weight) for layer in model.modules() if isinstance(layer, LAYERS)}

@@ -22,7 +22,7 @@ from ghostbatch.diagnostics.roughness import (
     detrend,
     fit_roughness,
 )
-from ghostbatch.diagnostics.scan import RandomSteps, Scan, batch_statistics
+from ghostbatch.diagnostics.scan import Scan, batch_statistics, random_steps
 from ghostbatch.draws import key
 from ghostbatch.errors import InputError
 
@@ -137,13 +137,14 @@ def random_potential(
     _check(radius, samples, bins)
     draw = np.random.default_rng(key(seed, "distances"))
     distances = draw.uniform(0, radius, samples).tolist()
-    with batch_statistics(model), RandomSteps(model) as weights:
+    with batch_statistics(model), random_steps(model) as move:
         origin = float(loss(model))
-        settings = {"radius": radius, "seed": seed, "weights": weights.count, "origin": origin}
+        count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        settings = {"radius": radius, "seed": seed, "weights": count, "origin": origin}
         scan = Scan(None if resume is None else Path(resume), settings)
         try:
             for number in range(len(scan.losses), samples):
-                weights.step(distances[number], key(seed, "direction", number))
+                move(distances[number], key(seed, "direction", number))
                 scan.add(float(loss(model)))
                 if on_sample is not None:
                     on_sample(number + 1)

@@ -29,43 +29,39 @@ SAVE_SECONDS = 10.0
 """Seconds between writes of a scan's file."""
 
 
-class RandomSteps:
-    """Moves a model's trainable weights along random directions, and restores them on exit."""
+@contextmanager
+def random_steps(model: nn.Module) -> Iterator[Callable[[float, int], None]]:
+    """Yield a function that moves the trainable weights to a distance, in the direction of a seed.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        if not self._weights:
-            raise InputError("model", "has no trainable parameters", "set requires_grad")
-        if len({w.device for w in self._weights}) > 1 or as_dtensor(self._weights[0]) is not None:
-            raise InputError("model", "its weights are not on one device", "move them to one")
-        self._saved = [(t, t.detach().clone()) for t in (*self._weights, *model.buffers())]
-        self._start = [start for _, start in self._saved[: len(self._weights)]]
-        sizes = [w.numel() for w in self._weights]
-        self.count = sum(sizes)
-        dtype = reduce(torch.promote_types, (w.dtype for w in self._weights), torch.float32)
-        self._generator = torch.Generator(self._weights[0].device)
-        self._direction = torch.empty(self.count, device=self._generator.device, dtype=dtype)
-        parts = zip(self._direction.split(sizes), self._start, strict=True)
-        # Views in the layouts of the weights, so that adding them is one kernel.
-        self._steps = [part.as_strided(start.shape, start.stride()) for part, start in parts]
+    Directions are uniform on the sphere. On exit weights and buffers are restored bit for bit. Use
+    it under ``torch.no_grad``.
+    """
+    weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if not weights:
+        raise InputError("model", "has no trainable parameters", "set requires_grad")
+    if len({w.device for w in weights}) > 1 or as_dtensor(weights[0]) is not None:
+        raise InputError("model", "its weights are not on one device", "move them to one")
+    saved = [(t, t.detach().clone()) for t in (*weights, *model.buffers())]
+    start = [copy for _, copy in saved[: len(weights)]]
+    sizes = [w.numel() for w in weights]
+    dtype = reduce(torch.promote_types, (w.dtype for w in weights), torch.float32)
+    generator = torch.Generator(weights[0].device)
+    direction = torch.empty(sum(sizes), device=generator.device, dtype=dtype)
+    # Parts of it in the layouts of the weights, so that adding them is one kernel.
+    parts = zip(direction.split(sizes), start, strict=True)
+    steps = [part.as_strided(like.shape, like.stride()) for part, like in parts]
 
-    def step(self, distance: float, seed: int) -> None:
-        """Set the weights to a uniformly random point at ``distance`` from the start."""
-        self._generator.manual_seed(seed)
-        self._direction.normal_(generator=self._generator)
-        self._direction.mul_(distance / torch.linalg.vector_norm(self._direction))
-        steps = [s.to(w.dtype) for s, w in zip(self._steps, self._weights, strict=True)]
-        torch._foreach_copy_(self._weights, self._start)
-        torch._foreach_add_(self._weights, steps)
+    def move(distance: float, seed: int) -> None:
+        direction.normal_(generator=generator.manual_seed(seed))
+        direction.mul_(distance / torch.linalg.vector_norm(direction))
+        torch._foreach_copy_(weights, start)
+        torch._foreach_add_(weights, [s.to(w.dtype) for s, w in zip(steps, weights, strict=True)])
 
-    def __enter__(self) -> "RandomSteps":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Restore weights and buffers, bit for bit."""
-        with torch.no_grad():
-            for tensor, start in self._saved:
-                tensor.copy_(start)
+    try:
+        yield move
+    finally:
+        for tensor, copy in saved:
+            tensor.copy_(copy)
 
 
 @contextmanager
@@ -133,9 +129,8 @@ class BatchedLoss:
     def __call__(self, model: nn.Module) -> Tensor:
         """Return the mean in fp64, as a tensor on the device."""
         total = torch.zeros((), dtype=torch.float64, device=self.labels.device)
-        for images, labels in zip(
-            self.inputs.split(self.batch), self.labels.split(self.batch), strict=True
-        ):
+        batches = zip(self.inputs.split(self.batch), self.labels.split(self.batch), strict=True)
+        for images, labels in batches:
             total += self.criterion(model(self.prepare(images)), labels)
         return total / len(self.labels)
 
