@@ -82,18 +82,14 @@ class RandomPotential:
 
     def within(self, radius: float) -> "RandomPotential":
         """Return the result of the samples up to a smaller radius; they are uniform there too."""
-        near = [i for i, z in enumerate(self.distances) if z <= radius]
+        samples = zip(self.distances, self.losses, strict=True)
+        near = [(z, loss) for z, loss in samples if z <= radius]
         if len(near) < 2 or not 0 < radius <= self.radius:
             raise InputError(
                 "radius", f"{radius} holds {len(near)} samples", f"use {self.radius} or less"
             )
-        return self.from_losses(
-            [self.distances[i] for i in near],
-            [self.losses[i] for i in near],
-            self.origin,
-            radius,
-            tuple(self.binned),
-        )
+        distances, losses = zip(*near, strict=True)
+        return self.from_losses(distances, losses, self.origin, radius, tuple(self.binned))
 
 
 @torch.no_grad()

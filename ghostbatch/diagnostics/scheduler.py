@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from math import inf, isnan
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class DistanceScheduler(RegimeScheduler):
                     f"{len(values)} values for {len(regime.drops)} drops of the regime",
                     "give one for each",
                 )
-        if any(isnan(d) or d <= 0 for d in reached):
+        if not all(d > 0 for d in reached):
             raise InputError("reached", f"{list(reached)} are not all above 0", "use distances")
         self.reached = [float(d) for d in reached]
         self.longest = None if longest is None else [int(n) for n in longest]

@@ -25,6 +25,8 @@ def to_local(tensor: Tensor) -> Tensor:
 def redistribute(tensor: Tensor, like: Tensor) -> Tensor:
     """Return ``tensor`` sharded (or not) as ``like`` is; call it on all ranks."""
     sharded, wanted = as_dtensor(tensor), as_dtensor(like)
+    if sharded is not None:
+        sharded = sharded.to(sharded.device_mesh.device_type)  # where its collectives run
     if wanted is None:
         return tensor if sharded is None else sharded.full_tensor()
     layout = wanted.device_mesh, wanted.placements
