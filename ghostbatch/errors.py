@@ -1,5 +1,7 @@
 """The exception that wrong input raises: one line with the field, the problem and a remedy."""
 
+from collections.abc import Collection
+
 
 class InputError(ValueError):
     """Raised when a value that the user gave cannot be used.
@@ -18,6 +20,12 @@ class InputError(ValueError):
     def __reduce__(self) -> tuple[type["InputError"], tuple[str, str, str]]:
         """Pickle the three parts; by default pickle would pass the whole line as one argument."""
         return type(self), (self.field, self.problem, self.remedy)
+
+
+def check_choice(field: str, value: object, choices: Collection[str]) -> None:
+    """Refuse a value that is not one of ``choices``."""
+    if value not in choices:
+        raise InputError(field, f"{value!r} is unknown", f"choose one of {', '.join(choices)}")
 
 
 class RankLocalError(InputError):

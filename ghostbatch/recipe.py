@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 from ghostbatch.data import find_dataset
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_sizes
 from ghostbatch.optim import (
@@ -89,10 +89,10 @@ class Recipe:
     def __post_init__(self) -> None:
         find_model(self.model)
         find_dataset(self.data)
-        _choose("lr_rule", self.lr_rule, get_args(Rule))
-        _choose("running", self.running, get_args(Running))
-        _choose("hold", self.hold, get_args(Hold))
-        _choose("precision", self.precision, get_args(Precision))
+        check_choice("lr_rule", self.lr_rule, get_args(Rule))
+        check_choice("running", self.running, get_args(Running))
+        check_choice("hold", self.hold, get_args(Hold))
+        check_choice("precision", self.precision, get_args(Precision))
         self._check_reference()
         for name in ("batch", "base_batch", "ghost"):
             size = getattr(self, name)
@@ -236,11 +236,6 @@ class Plan:
         """Return learning rate and weight decay of the 0-based ``update``."""
         drops = sum(1 for drop in self.drop_updates if drop <= update)
         return self.regime.in_phase(drops, update, self.samples, self.held_batch)
-
-
-def _choose(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InputError(name, f"{value!r} is unknown", f"choose one of {', '.join(choices)}")
 
 
 def _plain(value: Any) -> Any:

@@ -13,11 +13,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
-
-from ghostbatch.nn.norm import GhostBatchNorm
-from ghostbatch.nn.parts import BasicBlock, ConvNormReLU
-from ghostbatch.ops import fused
 from ghostbatch.ops.buffers import Buffers
 from ghostbatch.ops.counters import make_store
 from ghostbatch.ops.kernels import COUNTS
@@ -41,6 +36,11 @@ from ghostbatch.ops.tickets import (
     wait_for,
 )
 from ghostbatch.ops.tiling import Tuning
+from torch import Tensor, nn
+
+from ghostbatch.nn.norm import GhostBatchNorm
+from ghostbatch.nn.parts import BasicBlock, ConvNormReLU
+from ghostbatch.ops import fused
 
 
 @triton.jit(do_not_specialize=COUNTS)

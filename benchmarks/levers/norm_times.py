@@ -5,6 +5,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from ghostbatch.ops.counters import make_store
+from ghostbatch.ops.tiling import Tuning, tuning
 from joined import backward
 from timing import (
     DEVICE,
@@ -20,8 +22,6 @@ from torch import Tensor
 
 from ghostbatch import GhostBatchNorm2d
 from ghostbatch.ops import fused
-from ghostbatch.ops.counters import make_store
-from ghostbatch.ops.tiling import Tuning, tuning
 
 BATCH = 4096 if DEVICE == "cuda" else 4
 GHOST = 128 if DEVICE == "cuda" else 2

@@ -1,8 +1,8 @@
 """Data sets, augmentation, and the exact stream of batches."""
 
-from ghostbatch.data.catalog import DATASETS, Data, find_dataset, find_info, load, open_feed
+from ghostbatch.data.catalog import DATASETS, Data, Feed, find_dataset, find_info, load, open_feed
 from ghostbatch.data.datasets import ImageData, Info, Split
-from ghostbatch.data.feed import Feed, MicroBatch, TensorFeed
+from ghostbatch.data.feed import MicroBatch, TensorFeed
 from ghostbatch.data.folder import OnBadImage
 from ghostbatch.data.stream import PermutationStream
 

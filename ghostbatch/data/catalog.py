@@ -9,12 +9,14 @@ from typing import Any
 
 from ghostbatch.data import readers
 from ghostbatch.data.datasets import ImageData, Info
-from ghostbatch.data.feed import Feed, TensorFeed
+from ghostbatch.data.feed import TensorFeed
 from ghostbatch.data.folder import FolderData, FolderFeed, OnBadImage, list_folder
 from ghostbatch.data.synthetic import parse, synthetic
 from ghostbatch.errors import InputError
 
 Data = ImageData | FolderData
+Feed = TensorFeed | FolderFeed
+"""Hands a run its batches; random draws do not depend on how a batch is split."""
 Loader = Callable[[Path, bool], Data]
 """Takes the folder that holds all data sets, and whether to download missing files."""
 
@@ -83,13 +85,11 @@ def find_info(name: str) -> Info:
     >>> find_info("cifar10").samples
     50000
     """
-    find_dataset(name)
-    family, _, rest = name.partition(":")
-    if family == "synthetic":
-        return parse(rest)
-    if family == "folder":
-        return list_folder(Path(rest), name).info
-    return INFO[name]
+    if name in INFO:
+        return INFO[name]
+    if name.startswith("synthetic:"):
+        return parse(name.removeprefix("synthetic:"))
+    return find_dataset(name)(Path(), False).info
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bool = False) -> Data:
@@ -102,9 +102,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bo
         download: download missing files.
 
     """
-    loader = find_dataset(name)
     root = find_data_dir(data_dir)
-    data = loader(root, download)
+    data = find_dataset(name)(root, download)
     if name in INFO and data.info != INFO[name]:
         raise InputError(
             "data",

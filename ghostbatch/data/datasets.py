@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
 
 import torch
 from torch import Tensor
@@ -59,28 +58,18 @@ class ImageData:
     @cached_property
     def mean(self) -> Tensor:
         """Mean of each channel over the training images, on the scale of 0 to 255."""
-        return torch.tensor(
-            [total / count for count, total, _ in self._power_sums], dtype=torch.float64
-        )
+        means = [total / count for count, total, _ in self._power_sums]
+        return torch.tensor(means, dtype=torch.float64)
 
     @cached_property
     def deviation(self) -> Tensor:
         """Standard deviation of each channel over the training images."""
-        variances = [
-            (count * squares - total**2) / count**2 for count, total, squares in self._power_sums
-        ]
-        return torch.tensor([sqrt(variance) for variance in variances], dtype=torch.float64)
+        variances = [(n * squares - total**2) / n**2 for n, total, squares in self._power_sums]
+        return torch.tensor(variances, dtype=torch.float64).sqrt()
 
     @cached_property
-    def _power_sums(self) -> list[tuple[int, int, int]]:
-        """Number of pixels, sum and sum of squares of each channel.
-
-        They are exact integers from a histogram, which needs no copy of the images in fp64.
-        """
-        sums = []
-        for channel in self.train.images.unbind(1):
-            counts = torch.bincount(channel.flatten(), minlength=256).tolist()
-            powers = ((n, n * value, n * value**2) for value, n in enumerate(counts))
-            count, total, squares = (sum(column) for column in zip(*powers, strict=True))
-            sums.append((count, total, squares))
-        return sums
+    def _power_sums(self) -> list[list[int]]:
+        """Number of pixels, sum and sum of squares of each channel, as exact integers."""
+        channels = self.train.images.unbind(1)
+        histograms = [torch.bincount(c.flatten(), minlength=256).tolist() for c in channels]
+        return [[sum(n * v**k for v, n in enumerate(h)) for k in range(3)] for h in histograms]

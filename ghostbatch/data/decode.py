@@ -5,17 +5,24 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
 
 RESIZE, CROP = 256, 224
 """Shorter side after resizing, and side of the square crop."""
+
+Crop = tuple[int, float, float]
+"""The number of an image, and ``top`` and ``left`` of its crop, as `decode` takes them."""
+
+Decoded = tuple[Tensor, Tensor, list[str]]
+"""A batch from a worker: images (M, 224, 224, 3), labels, and one line per unreadable file."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +57,11 @@ def decode(path: str, top: float, left: float) -> np.ndarray[Any, Any] | str:
     return np.asarray(image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=box))
 
 
-class Crop(NamedTuple):
-    """The number of an image, and where to crop it."""
-
-    image: int
-    top: float
-    left: float
-
-
 @dataclass(frozen=True)
 class Crops:
     """The crops of every update, whichever process decodes them."""
 
     stream: PermutationStream
-    seed: int
     augment: bool
 
     def starting_at(self, update: int, positions: Sequence[slice]) -> Iterator[list[Crop]]:
@@ -72,34 +70,26 @@ class Crops:
             indices, (top, left, _) = self.stream.indices(update), self.draw(update)
             for where in positions:
                 chosen = (values[where].tolist() for values in (indices, top, left))
-                yield [Crop(*crop) for crop in zip(*chosen, strict=True)]
+                yield list(zip(*chosen, strict=True))
             update += 1
 
     def draw(self, update: int) -> Tensor:
         """Return top, left and flip of every image of a batch, (3, batch), each in [0, 1)."""
         if not self.augment:
             return torch.full((3, self.stream.batch), 0.5, dtype=torch.float64)
-        draw = generator(self.seed, "augment", update)
+        draw = generator(self.stream.seed, "augment", update)
         return torch.rand(3, self.stream.batch, generator=draw, dtype=torch.float64)
 
 
-class Decoded(NamedTuple):
-    """A batch from a worker: images (M, 224, 224, 3), labels, and one line per unreadable file."""
-
-    images: Tensor
-    labels: Tensor
-    problems: list[str]
-
-
-class Decoder:
+@dataclass(frozen=True)
+class Decoder(Dataset[Decoded]):
     """The data set of the worker processes: a list of crops in, a batch of images out."""
 
-    def __init__(self, files: Files, replace_bad: bool) -> None:
-        self.files = files
-        self.replace_bad = replace_bad
+    files: Files
+    replace_bad: bool
+    """Use the next readable image instead of a bad one."""
 
-    def __getitems__(self, crops: Sequence[Crop]) -> Decoded:
-        """Decode a batch; with ``replace_bad`` the next readable image replaces a bad one."""
+    def __getitem__(self, crops: Sequence[Crop]) -> Decoded:
         images, labels, problems = [], [], []
         for index, top, left in crops:
             for step in range(len(self.files) if self.replace_bad else 1):
@@ -111,14 +101,14 @@ class Decoder:
                     break
                 problems.append(f"{self.files.paths[chosen]} cannot be read ({image})")
         stacked = np.stack(images) if images else np.zeros((0, CROP, CROP, 3), np.uint8)
-        return Decoded(torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.long), problems)
+        return torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.long), problems
 
 
+@dataclass(frozen=True)
 class WorkerInit:
     """Prepares a worker process: it leaves Ctrl-C to its parent, and exits if that has ended."""
 
-    def __init__(self, parent: int) -> None:
-        self.parent = parent
+    parent: int
 
     def __call__(self, _worker: int) -> None:
         """Ignore SIGINT, and exit if the parent has ended before this call."""

@@ -1,7 +1,7 @@
 """Feeds: the number of an update in, normalised batches on the device out."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,21 +19,6 @@ class MicroBatch(NamedTuple):
     labels: Tensor
 
 
-class Feed(Protocol):
-    """Hands a run its batches; random draws do not depend on how a batch is split."""
-
-    def micro_batches(self, update: int, positions: Sequence[slice]) -> Iterable[MicroBatch]:
-        """Yield the given positions of one training batch, one micro-batch per slice."""
-
-    def test_batches(
-        self, size: int = 1000, start: int = 0, step: int = 1
-    ) -> Iterable[tuple[Tensor, Tensor]]:
-        """Yield batches of the test set in order: every ``step``-th one from ``start`` on."""
-
-    def close(self) -> None:
-        """Release worker processes, if there are any."""
-
-
 class Normalise:
     """Turns bytes into floats of mean 0 and deviation 1; channels_last on a GPU."""
 
@@ -44,8 +29,7 @@ class Normalise:
         self._mean = mean.to(device, dtype).view(shape)
         divisor = torch.where(deviation > 0, deviation, 1.0)  # a constant channel becomes 0
         self._scale = (1 / divisor).to(device, dtype).view(shape)
-        on_gpu = device.type == "cuda"
-        self._layout = torch.channels_last if on_gpu else torch.contiguous_format
+        self._layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return ``images`` (N, C, H, W) normalised."""
@@ -77,7 +61,6 @@ class TensorFeed:
         dtype: torch.dtype,
     ) -> None:
         self.stream = PermutationStream(len(data.train), batch, seed)
-        self.seed = seed
         self.augmentation = data.augmentation if augment else None
         self._device = device
         self._train, self._test = data.train.to(device), data.test.to(device)
@@ -87,7 +70,7 @@ class TensorFeed:
         """Yield the given positions of one training batch, one micro-batch per slice."""
         indices = self.stream.indices(update)
         if self.augmentation is not None:
-            draw = generator(self.seed, "augment", update)
+            draw = generator(self.stream.seed, "augment", update)
             crops = self.augmentation.draw(self.stream.batch, draw)
         for where in positions:
             chosen = indices[where].to(self._device)

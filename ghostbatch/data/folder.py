@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -84,22 +84,21 @@ def list_folder(root: Path, name: str) -> FolderData:
             f"{name}: {parts[1]} has classes that train lacks ({', '.join(sorted(unknown)[:3])})",
             "give both the same classes",
         )
-    train, test = (_list_images(part, classes) for part in parts)
-    for part, found in zip(parts, (train, test), strict=True):
-        if not len(found):
-            suffixes = ", ".join(sorted(SUFFIXES))
-            raise InputError("data", f"{name}: {part} has no images", f"use {suffixes}")
+    train, test = (_list_images(name, part, classes) for part in parts)
     return FolderData(name, len(classes), train, test)
 
 
-def _list_images(part: Path, classes: Sequence[str]) -> Files:
+def _list_images(name: str, part: Path, classes: Sequence[str]) -> Files:
     found = [
         (str(path), label)
-        for label, name in enumerate(classes)
-        for path in sorted((part / name).rglob("*"))
+        for label, folder in enumerate(classes)
+        for path in sorted((part / folder).rglob("*"))
         if path.suffix.lower() in SUFFIXES
     ]
-    return Files(tuple(path for path, _ in found), tuple(label for _, label in found))
+    if not found:
+        suffixes = ", ".join(sorted(SUFFIXES))
+        raise InputError("data", f"{name}: {part} has no images", f"use {suffixes}")
+    return Files(*zip(*found, strict=True))
 
 
 class FolderFeed:
@@ -107,11 +106,8 @@ class FolderFeed:
 
     Args:
         data: the image folder.
-        batch: samples per update, over all ranks.
-        seed: seeds the order and the augmentation.
+        batch, seed, device, dtype: as for `TensorFeed`.
         augment: crop the training images at random and flip half of them.
-        device: where the batches are put.
-        dtype: dtype of the images.
         workers: number of worker processes.
         on_bad_image: "fatal" raises an error; "skip" warns and uses the next image instead.
 
@@ -129,8 +125,8 @@ class FolderFeed:
         workers: int = 2,
         on_bad_image: OnBadImage = "fatal",
     ) -> None:
-        self.crops = Crops(PermutationStream(len(data.train), batch, seed), seed, augment)
-        self.data, self.augment, self.device = data, augment, device
+        self.crops = Crops(PermutationStream(len(data.train), batch, seed), augment)
+        self.data, self.device = data, device
         self.workers, self.skip = workers, on_bad_image == "skip"
         self._normalise = Normalise(*data.moments, device, dtype)
         self._decoded: Iterator[Decoded] | None = None
@@ -147,12 +143,12 @@ class FolderFeed:
         if self._decoded is None or self._next != (update, slices):
             self.close()
             crops = self.crops.starting_at(update, slices)
-            self._decoded = self._loader(self.data.train, crops, True)
+            self._decoded = self._loader(Decoder(self.data.train, self.skip), crops)
         self._next = None  # until the caller has taken every micro-batch
         flips = self.crops.draw(update)[2]
         for where in slices:
             images, labels = self._to_device(next(self._decoded))
-            if self.augment:
+            if self.crops.augment:
                 flip = flips[where].to(self.device).view(-1, 1, 1, 1) < 0.5
                 images = torch.where(flip, images.flip(3), images)
             yield MicroBatch(where, self._normalise(images), labels)
@@ -162,10 +158,10 @@ class FolderFeed:
         self, size: int = 250, start: int = 0, step: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of centre crops of the test set: every ``step``-th from ``start`` on."""
-        firsts = range(start * size, len(self.data.test), step * size)
-        last = len(self.data.test)
-        crops = ([Crop(i, 0.5, 0.5) for i in range(f, min(f + size, last))] for f in firsts)
-        for decoded in self._loader(self.data.test, crops, False):
+        numbers = range(len(self.data.test))
+        firsts = numbers[start * size :: step * size]
+        crops = ([(i, 0.5, 0.5) for i in numbers[first : first + size]] for first in firsts)
+        for decoded in self._loader(Decoder(self.data.test, replace_bad=False), crops):
             images, labels = self._to_device(decoded)
             yield self._normalise(images), labels
 
@@ -173,12 +169,12 @@ class FolderFeed:
         """End the workers."""
         self._decoded = None
 
-    def _loader(self, files: Files, crops: Iterator[list[Crop]], training: bool) -> Any:
-        loader: DataLoader[Decoded] = DataLoader(
-            Decoder(files, replace_bad=training and self.skip),  # type: ignore[arg-type]
-            batch_sampler=crops,
+    def _loader(self, decoder: Decoder, crops: Iterator[list[Crop]]) -> Iterator[Decoded]:
+        loader = DataLoader(
+            decoder,
+            batch_size=None,  # the decoder makes the batches
+            sampler=crops,
             num_workers=self.workers,
-            collate_fn=_identity,
             worker_init_fn=WorkerInit(os.getpid()),
             pin_memory=self.device.type == "cuda",
         )
@@ -196,7 +192,3 @@ class FolderFeed:
         self._warned.update(problems)
         images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         return images, labels.to(self.device, non_blocking=True)
-
-
-def _identity(batch: Any) -> Any:
-    return batch

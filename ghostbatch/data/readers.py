@@ -2,7 +2,6 @@
 
 import gzip
 import pickle
-import shutil
 import warnings
 import zlib
 from importlib.resources import files
@@ -59,18 +58,18 @@ def _load_idx(name: str, kind: str, data_dir: Path, download: bool) -> ImageData
     """Load one of the two MNIST data sets from its idx files, packed or not."""
     reader = getattr(import_torchvision().datasets, kind)
     folder = data_dir / kind / "raw"
-    plain = [folder / Path(file).stem for file, _ in reader.resources]
     packed = [folder / file for file, _ in reader.resources]
+    plain = [path.with_suffix("") for path in packed]
     if download:
         _download(name, reader, data_dir)
     if all(path.exists() for path in plain):
         train, test = _read(name, reader, data_dir, folder)
     elif all(path.exists() for path in packed):
         with TemporaryDirectory() as scratch:  # the data folder may be read-only
-            for archive, path in zip(packed, plain, strict=True):
-                unpacked = Path(scratch) / path.relative_to(data_dir)
-                unpacked.parent.mkdir(parents=True, exist_ok=True)
-                _gunzip(name, archive, unpacked)
+            unpacked = Path(scratch) / kind / "raw"
+            unpacked.mkdir(parents=True)
+            for archive in packed:
+                (unpacked / archive.stem).write_bytes(_gunzip(name, archive))
             train, test = _read(name, reader, Path(scratch), folder)
     else:
         raise _missing(name, plain)
@@ -81,10 +80,9 @@ def _load_idx(name: str, kind: str, data_dir: Path, download: bool) -> ImageData
     return ImageData(name, 10, split(train), split(test), PadCropFlip(pad=2, fill=0))
 
 
-def _gunzip(name: str, archive: Path, target: Path) -> None:
+def _gunzip(name: str, archive: Path) -> bytes:
     try:
-        with gzip.open(archive) as source, target.open("wb") as sink:
-            shutil.copyfileobj(source, sink)
+        return gzip.decompress(archive.read_bytes())
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise _damaged(name, archive.parent, f"{archive.name}: {error}") from None
 
@@ -113,9 +111,8 @@ def _load_cifar(name: str, kind: str, data_dir: Path, download: bool) -> ImageDa
         images = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()
         return Split(images, torch.tensor(part.targets))
 
-    return ImageData(
-        name, len(train.classes), split(train), split(test), PadCropFlip(pad=4, fill=127)
-    )
+    classes = len(train.classes)
+    return ImageData(name, classes, split(train), split(test), PadCropFlip(pad=4, fill=127))
 
 
 # ------------------------------------------------------------------------------------ torchvision
@@ -144,7 +141,6 @@ def _download(name: str, reader: Any, root: Path) -> None:
 
 
 def _missing(name: str, paths: list[Path]) -> InputError:
-    """Return the error for files that are not there, which names those that are missing."""
     folder = paths[0].parent
     lacking = [path.name for path in paths if not path.exists()]
     what = "is not" if len(lacking) == len(paths) else f"lacks {', '.join(lacking)}"
@@ -156,7 +152,6 @@ def _missing(name: str, paths: list[Path]) -> InputError:
 
 
 def _damaged(name: str, folder: Path, problem: str) -> InputError:
-    """Return the error for files that are there but have the wrong contents."""
     return InputError(
         "data",
         f"{name} in {folder} is damaged: {problem}",

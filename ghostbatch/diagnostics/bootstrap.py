@@ -58,24 +58,23 @@ class LeastSquares:
         inverses = np.linalg.pinv(columns).astype(float)
         bases = np.linalg.qr(columns)[0].astype(float)
         fitted = lag_sums(bases.swapaxes(-1, -2)).sum(-2)
-        parts = zip(inverses, bases, fitted, lag_sums(inverses), strict=True)
-        return [cls(*each) for each in parts]
+        return list(map(cls, inverses, bases, fitted, lag_sums(inverses)))
 
     def residuals(self, curves: Array) -> Array:
         """Return the residuals of each curve (..., n)."""
         return np.asarray(curves - (curves @ self.basis) @ self.basis.T)
 
-    def stderrs(self, squares: Array, phi: Array) -> Array:
-        """Return standard errors (..., k), given sums of squared residuals and correlations."""
-        powers = phi[..., None] ** np.arange(len(self.fitted_by_lag))
-        freedom = np.maximum(len(self.fitted_by_lag) - powers @ self.fitted_by_lag, 0.5)
-        variances = (squares / freedom)[..., None] * (powers @ self.variance_by_lag.T)
-        return np.asarray(np.sqrt(np.maximum(variances, TINY)))
+    def variance(self, residuals: Array, phi: Array) -> Array:
+        """Return the variance of the errors, given residuals (..., n) and correlations (...)."""
+        n = residuals.shape[-1]
+        freedom = n - phi[..., None] ** np.arange(n) @ self.fitted_by_lag
+        return np.asarray((residuals**2).sum(-1) / np.maximum(freedom, 0.5))
 
-    def deviations(self, phi: float, variance: float) -> Array:
-        """Return the standard deviations of the coefficients, for errors of known variance."""
-        powers = phi ** np.arange(len(self.fitted_by_lag))
-        return np.asarray(np.sqrt(variance * (self.variance_by_lag @ powers)))
+    def stderrs(self, residuals: Array, phi: Array) -> Array:
+        """Return the standard errors (..., k) of the coefficients."""
+        powers = phi[..., None] ** np.arange(residuals.shape[-1])
+        variances = self.variance(residuals, phi)[..., None] * (powers @ self.variance_by_lag.T)
+        return np.asarray(np.sqrt(np.maximum(variances, TINY)))
 
 
 class AR1Estimator:
@@ -107,7 +106,7 @@ class BlockBootstrap:
     resamples: int
     seed: int
 
-    def noise(self, residuals: Array, phi: float, variance: float) -> Array:
+    def noise(self, residuals: Array, phi: float, variance: Array) -> Array:
         """Return noise (resamples, n): blocks of about n^(1/3) innovations, filtered by phi."""
         n = len(residuals)
         innovations = residuals[1:] - phi * residuals[:-1]
@@ -130,14 +129,12 @@ def linear_intervals(
 ) -> list[Interval]:
     """Return an interval for each coefficient of the fit to ``d``."""
     residuals, ar1 = fit.residuals(d), AR1Estimator(fit)
-    phi, variance = _noise_level(fit, ar1, residuals)
-    noise = bootstrap.noise(residuals, phi, variance)
-    left = fit.residuals(noise)
-    errors = fit.stderrs((left**2).sum(-1), ar1.phi(left))
-    found = noise @ fit.inverse.T
-    scale = fit.deviations(phi, variance) / np.maximum(found.std(0), TINY)
-    ratios = found / errors * np.maximum(1, scale)
-    stderrs = fit.stderrs((residuals**2).sum(), ar1.phi(residuals))
+    phi = ar1.phi(residuals)
+    stderrs = fit.stderrs(residuals, phi)
+    noise = bootstrap.noise(residuals, float(phi), fit.variance(residuals, phi))
+    left, found = fit.residuals(noise), noise @ fit.inverse.T
+    scale = np.maximum(1, stderrs / np.maximum(found.std(0), TINY))
+    ratios = found / fit.stderrs(left, ar1.phi(left)) * scale
     return [
         _interval(estimate, error, ratio, level)
         for estimate, error, ratio in zip(fit.inverse @ d, stderrs, ratios.T, strict=True)
@@ -151,14 +148,14 @@ def power_interval(
 
     The ratio is that of ln p, so that both ends are positive.
     """
-    curved = LeastSquares.on(tangent(x, p))
-    linear = LeastSquares.on(tangent(x, p)[:, :2])
+    columns = tangent(x, p)
+    curved, linear = LeastSquares.on(columns), LeastSquares.on(columns[:, :2])
     residuals, ar1 = linear.residuals(d), AR1Estimator(curved)
-    phi, variance = _noise_level(curved, ar1, residuals)
-    noise = bootstrap.noise(residuals, phi, variance)
-    scale = max(1.0, curved.deviations(phi, variance)[2] / (noise @ curved.inverse[2]).std())
-    slope = (linear.inverse @ d)[1]
-    error = curved.stderrs((residuals**2).sum(), ar1.phi(residuals))[2] / (abs(slope) * p)
+    phi = ar1.phi(residuals)
+    stderr = curved.stderrs(residuals, phi)[2]
+    noise = bootstrap.noise(residuals, float(phi), curved.variance(residuals, phi))
+    scale = max(1.0, stderr / (noise @ curved.inverse[2]).std())
+    error = stderr / (abs((linear.inverse @ d)[1]) * p)
     if not (np.isfinite(error) and error > 0):
         return bounds
     low, high = np.log(bounds)
@@ -192,16 +189,9 @@ def _power_ratios(
         chosen = best == g
         left = misfits[g] + linear[g].residuals(noise[chosen])
         slopes = (curve + noise[chosen]) @ linear[g].inverse[1]
-        errors = curved[g].stderrs((left**2).sum(-1), ar1.phi(left))[:, 2]
+        errors = curved[g].stderrs(left, ar1.phi(left))[:, 2]
         ratios[chosen] = (found[chosen] - truth) * np.abs(slopes) * np.exp(grid[g]) / errors
     return ratios
-
-
-def _noise_level(fit: LeastSquares, ar1: AR1Estimator, residuals: Array) -> tuple[float, float]:
-    """Return the correlation phi and the variance of the errors."""
-    phi = float(ar1.phi(residuals))
-    fitted = phi ** np.arange(len(residuals)) @ fit.fitted_by_lag
-    return phi, float((residuals**2).sum() / max(len(residuals) - fitted, 0.5))
 
 
 def tangent(x: Array, p: float) -> Array:

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_choice
 from ghostbatch.optim import lr_scale
 
 Scheme = Literal["without", "with", "bernoulli"]
@@ -89,9 +89,7 @@ class IncrementCovariance:
         excess is (1/B_S - 1/B) gbar gbar^T with replacement, and
         (1/B_S - 1/B) (gbar gbar^T - C / (N - 1)) without.
         """
-        if rule not in get_args(Rule):
-            known = ", ".join(get_args(Rule))
-            raise InputError("rule", f"{rule!r} is unknown", f"choose one of {known}")
+        check_choice("rule", rule, get_args(Rule))
         small = self.covariance(base_batch, scheme=scheme)
         if rule == "noise":
             if batch < base_batch:
@@ -129,9 +127,7 @@ class IncrementCovariance:
         return float(self.mean.norm()) / deviation if deviation else float("inf")
 
     def _check(self, batch: int, scheme: str) -> None:
-        if scheme not in get_args(Scheme):
-            known = ", ".join(get_args(Scheme))
-            raise InputError("scheme", f"{scheme!r} is unknown", f"choose one of {known}")
+        check_choice("scheme", scheme, get_args(Scheme))
         if batch < 1 or (scheme != "with" and batch > self.samples):
             raise InputError(
                 "batch", f"{batch} of {self.samples} samples", f"use 1 to {self.samples}"

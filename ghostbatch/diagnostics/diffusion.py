@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from ghostbatch.diagnostics.bootstrap import (
+    TINY,
     AR1Estimator,
     Array,
     BlockBootstrap,
@@ -111,7 +112,6 @@ def fit_diffusion(
         resamples: number of bootstrap curves.
         seed: seeds the bootstrap; the same input gives the same intervals.
 
-    >>> import numpy as np
     >>> t = np.arange(1, 200)
     >>> fit = fit_diffusion(t, 2 + 3 * np.log(t) + 0.1 * np.cos(t))
     >>> fit.slope_interval[0] < 3 < fit.slope_interval[1], fit.verdict[:41]
@@ -121,15 +121,15 @@ def fit_diffusion(
     t, d = _sorted_by_time(updates, distances)
     if not (0 < level < 1 and resamples >= 99):
         raise InputError("level", f"{level} of {resamples} resamples", "use 0.95 of 999")
-    log_t = np.log(t)
-    bootstrap = BlockBootstrap(resamples, seed)
+    log_t, bootstrap = np.log(t), BlockBootstrap(resamples, seed)
     (intercept, slope), (intercept_err, slope_err), _ = _least_squares(log_t, d)
     exponent, exponent_err = _fit_exponent(log_t, d)
-    aic = {"log": _aic(log_t, d), "sqrt": _aic(np.sqrt(t), d)}
-    aic["power"] = _aic(log_t**exponent, d, parameters=3)
-    better: Literal["log", "sqrt"] = "log" if aic["log"] <= aic["sqrt"] else "sqrt"
-    line = LeastSquares.on(_columns(log_t))
-    intercept_interval, slope_interval = linear_intervals(line, d, level, bootstrap)
+    models = {"log": log_t, "sqrt": np.sqrt(t), "power": log_t**exponent}
+    aic = {name: _aic(x, d, 3 if name == "power" else 2) for name, x in models.items()}
+    best = min(aic, key=aic.__getitem__)
+    fits = {name: LeastSquares.on(_columns(x)) for name, x in models.items()}
+    curved = LeastSquares.on(tangent(log_t, exponent)) if best == "power" else fits[best]
+    intercept_interval, slope_interval = linear_intervals(fits["log"], d, level, bootstrap)
     low, high = 0.0, inf
     if isfinite(exponent_err):
         low, high = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), level, bootstrap)
@@ -146,11 +146,11 @@ def fit_diffusion(
         alpha=2 / exponent,
         alpha_stderr=2 * exponent_err / exponent**2,
         alpha_interval=(2 / high, 2 / low if low else inf),
-        better=better,
+        better="log" if aic["log"] <= aic["sqrt"] else "sqrt",
         aic_margin=abs(aic["sqrt"] - aic["log"]),
         aic=aic,
         samples=len(t),
-        autocorrelation=_autocorrelation(t, d, exponent, min(aic, key=aic.__getitem__)),
+        autocorrelation=float(AR1Estimator(curved).phi(fits[best].residuals(d))),
         level=level,
     )
 
@@ -168,18 +168,10 @@ def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tup
     return t[order], d[order]
 
 
-def _aic(x: Array, d: Array, parameters: int = 2) -> float:
+def _aic(x: Array, d: Array, parameters: int) -> float:
     """Return n ln(RSS / n) + 2 k of d = a + b x."""
     *_, squares = _least_squares(x, d)
     return len(d) * float(np.log(squares / len(d))) + 2 * parameters
-
-
-def _autocorrelation(t: Array, d: Array, exponent: float, model: str) -> float:
-    """Return the correlation of neighbouring errors of one of the three models."""
-    x = {"log": np.log(t), "sqrt": np.sqrt(t), "power": np.log(t) ** exponent}[model]
-    fit = LeastSquares.on(_columns(x))
-    curved = LeastSquares.on(tangent(np.log(t), exponent)) if model == "power" else fit
-    return float(AR1Estimator(curved).phi(fit.residuals(d)))
 
 
 def _columns(x: Array) -> Array:
@@ -190,29 +182,28 @@ def _show(interval: Interval) -> str:
     return f"[{interval[0]:.3g}, {interval[1]:.3g}]"
 
 
-def _least_squares(x: Array, d: Array) -> tuple[tuple[float, float], tuple[float, float], float]:
+def _least_squares(x: Array, d: Array) -> tuple[list[float], list[float], float]:
     """Return a and b of d = a + b x, their standard errors, and the sum of squared residuals."""
-    (a, b), error, covariance = _solve(_columns(x), d, parameters=2)
-    a_err, b_err = np.sqrt(np.maximum(np.diag(covariance), 0))
-    return (float(a), float(b)), (float(a_err), float(b_err)), error
-
-
-def _solve(design: Array, d: Array, parameters: int) -> tuple[Array, float, Array]:
-    """Return coefficients, the sum of squared residuals, and the coefficients' covariance."""
-    coefficients = np.linalg.lstsq(design, d, rcond=None)[0].astype(float)
+    columns = _columns(x)
+    coefficients = np.linalg.lstsq(columns, d, rcond=None)[0]
     # A perfect fit has no residual; the floor keeps its logarithm finite.
-    floor = len(d) * (np.finfo(float).eps * np.abs(d).max()) ** 2 + np.finfo(float).tiny
-    error = max(float(((d - design @ coefficients) ** 2).sum()), float(floor))
-    variance = error / max(1, len(d) - parameters)
-    return coefficients, error, variance * np.linalg.pinv(design.T @ design).astype(float)
+    floor = len(d) * (np.finfo(float).eps * np.abs(d).max()) ** 2 + TINY
+    squares = max(float(((d - columns @ coefficients) ** 2).sum()), float(floor))
+    covariance = squares / max(1, len(d) - 2) * np.linalg.pinv(columns.T @ columns)
+    errors = np.sqrt(np.maximum(np.diag(covariance), 0))
+    return coefficients.tolist(), errors.tolist(), squares
 
 
 def _fit_exponent(log_t: Array, d: Array) -> tuple[float, float]:
     """Return p of d = a + b (ln t)^p and its standard error; for each p the rest is linear."""
     low, high = LOWEST, HIGHEST
+    centred = d - d.mean()
     for _ in range(40):  # each grid spans two steps of the one before
         grid = np.linspace(low, high, 21)
-        best = int(np.argmin(_squared_residuals(log_t ** grid[:, None], d)))
+        x = log_t ** grid[:, None]
+        x -= x.mean(-1, keepdims=True)
+        slope = (x @ centred) / np.maximum((x**2).sum(-1), TINY)
+        best = int(np.argmin(((centred - slope[:, None] * x) ** 2).sum(-1)))
         low, high = grid[max(0, best - 1)], grid[min(20, best + 1)]
         if high - low < 1e-9:
             break
@@ -224,10 +215,3 @@ def _fit_exponent(log_t: Array, d: Array) -> tuple[float, float]:
     variance = float(((d - a - b * log_t**p) ** 2).sum()) / max(1, len(d) - 3)
     covariance = variance * np.linalg.pinv(jacobian.T @ jacobian)
     return p, float(np.sqrt(covariance[2, 2]))
-
-
-def _squared_residuals(x: Array, d: Array) -> Array:
-    """Return the sum of squared residuals of d = a + b x, for each row of x."""
-    x, d = x - x.mean(-1, keepdims=True), d - d.mean()
-    slope = (x @ d) / np.maximum((x**2).sum(-1), np.finfo(float).tiny)
-    return np.asarray(((d - slope[:, None] * x) ** 2).sum(-1))

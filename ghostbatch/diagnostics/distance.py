@@ -1,6 +1,6 @@
 """The distance of a model's weights from their initial values."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Literal, get_args
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ghostbatch.diagnostics.sharded import from_local, redistribute, sum_shards, to_local
-from ghostbatch.errors import InputError
+from ghostbatch.diagnostics.sharded import redistribute, sum_shards, to_local
+from ghostbatch.errors import check_choice
 
 Keep = Literal["exact", "cpu", "bf16"]
 
@@ -67,10 +67,7 @@ class WeightDistance:
     def __init__(
         self, model: nn.Module, *, keep: Keep = "exact", norms: bool = True, biases: bool = True
     ) -> None:
-        if keep not in get_args(Keep):
-            raise InputError(
-                "keep", f"{keep!r} is unknown", f"choose one of {', '.join(get_args(Keep))}"
-            )
+        check_choice("keep", keep, get_args(Keep))
         self._keep = keep
         self._parameters = dict(_select(_unwrapped(model), norms, biases))
         self._keep_start({name: p.detach() for name, p in self._parameters.items()})
@@ -78,11 +75,11 @@ class WeightDistance:
     @torch.no_grad()
     def distance(self) -> Distance:
         """Return the distance now, per parameter tensor and in total."""
-        squares = self._squares()
-        squares = {n: square - self._rounding.get(n, 0.0) for n, square in squares.items()}
-        squares = {n: 0.0 if square < 0 else square for n, square in squares.items()}  # keeps NaN
+        rounding, squares = self._rounding, self._squares(self._parameters)
+        # max returns its first argument if that is NaN.
+        squares = {n: max(s - rounding.get(n, 0.0), 0.0) for n, s in squares.items()}
         layers = {name: sqrt(square) for name, square in squares.items()}
-        error = 2 * sqrt(sum(self._rounding.values()))
+        error = 2 * sqrt(sum(rounding.values()))
         return Distance(sqrt(sum(squares.values())), layers, error)
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,33 +98,31 @@ class WeightDistance:
     @torch.no_grad()
     def _keep_start(self, weights: dict[str, Tensor]) -> None:
         """Copy ``weights`` as the initial ones; in bf16 also note their squared rounding."""
-        self._rounding: dict[str, float] = {}
         self._start = {n: self._copy(weights[n], self._parameters[n]) for n in self._parameters}
-        if self._keep == "bf16":
-            self._rounding = self._squares(weights)
+        self._rounding = self._squares(weights) if self._keep == "bf16" else {}
 
     def _copy(self, weights: Tensor, parameter: Tensor) -> Tensor:
         if self._keep == "cpu":
-            return from_local(to_local(weights).cpu().clone(), like=weights)
+            return weights.to("cpu", copy=True)
         dtype = torch.bfloat16 if self._keep == "bf16" else parameter.dtype
         return weights.to(parameter.device, dtype, copy=True)
 
-    def _squares(self, weights: dict[str, Tensor] | None = None) -> dict[str, float]:
-        """Return squared distances of the parameters, or of ``weights``, from the initial ones."""
+    def _squares(self, weights: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the squared distance of each of ``weights`` from its initial value."""
         if not self._parameters:
             return {}
-        now = list(weights.values()) if weights is not None else list(self._parameters.values())
+        names, parameters = list(self._parameters), list(self._parameters.values())
         norms: list[Tensor] = []
-        for chunk in _chunks(now):
-            local = [to_local(tensor) for tensor in now[chunk]]
-            start = [to_local(tensor) for tensor in list(self._start.values())[chunk]]
+        for chunk in _chunks(parameters):
+            local = [to_local(weights[n]) for n in names[chunk]]
+            start = [to_local(self._start[n]) for n in names[chunk]]
             start = [s.to(w.device, w.dtype) for s, w in zip(start, local, strict=True)]
             moved = torch._foreach_sub(local, start)
             wide = [m.to(torch.promote_types(m.dtype, torch.float32)) for m in moved]
             norms += torch._foreach_norm(wide)
-        squares = _stack_fp64(norms).square()
-        squares = sum_shards(squares, list(self._parameters.values()))
-        return dict(zip(self._parameters, squares.tolist(), strict=True))
+        norms = [norm.to(norms[0].device) for norm in norms]
+        squares = torch.stack(norms).double().square()
+        return dict(zip(names, sum_shards(squares, parameters).tolist(), strict=True))
 
 
 def log_spaced(last: int, per_decade: int = 20) -> list[int]:
@@ -136,20 +131,16 @@ def log_spaced(last: int, per_decade: int = 20) -> list[int]:
     >>> log_spaced(10, per_decade=4)
     [1, 2, 3, 6, 10]
     """
-    steps = range(10 * per_decade)
-    spaced = {round(10 ** (step / per_decade)) for step in steps}
+    spaced = {round(10 ** (step / per_decade)) for step in range(10 * per_decade)}
     return sorted({update for update in spaced if update < last} | {last})
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside DDP or `torch.compile`, so that names do not depend on them."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        inner = "module" if isinstance(model, DistributedDataParallel) else "_orig_mod"
+        model = model.get_submodule(inner)
+    return model
 
 
 def _select(model: nn.Module, norms: bool, biases: bool) -> Iterator[tuple[str, nn.Parameter]]:
@@ -175,10 +166,3 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[slice]:
         if values >= PIECE or number == len(tensors) - 1:
             yield slice(first, number + 1)
             first, values = number + 1, 0
-
-
-def _stack_fp64(norms: list[Tensor]) -> Tensor:
-    """Return scalars as one fp64 vector, by a single kernel if device and dtype agree."""
-    if len({(norm.device, norm.dtype) for norm in norms}) == 1:
-        return torch.stack(norms).double()
-    return torch.stack([norm.to(norms[0].device, torch.float64) for norm in norms])

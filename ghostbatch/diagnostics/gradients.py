@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ghostbatch.diagnostics.covariance import IncrementCovariance
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_choice
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Change = Literal["none", "dropout", "dropconnect", "labels", "weights"]
@@ -106,11 +106,11 @@ def _gradients(
     strength: float,
 ) -> Tensor:
     """Return the gradients of one chunk, (samples, P), under a random change."""
-    fixed = {
-        **{n: p.detach() for n, p in model.named_parameters() if n not in weights},
-        **dict(model.named_buffers()),
-    }
-    dropped = _weight_names(model) if change == "dropconnect" else []
+    fixed = {n: p.detach() for n, p in model.named_parameters()}
+    dropped: list[str] = []  # in the order of the layers, so that the masks are reproducible
+    if change == "dropconnect":
+        of_layers = {id(layer.weight) for layer in model.modules() if isinstance(layer, LAYERS)}
+        dropped = [n for n, p in model.named_parameters() if id(p) in of_layers]
 
     def sample_loss(weights: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
         state = {**fixed, **weights}
@@ -119,7 +119,10 @@ def _gradients(
         return loss(functional_call(model, state, (sample.unsqueeze(0),)), label.unsqueeze(0))
 
     if change == "labels":
-        y = _noisy_labels(model, x, y, strength)
+        with torch.no_grad():
+            classes = model(x[:1]).shape[1]
+        replaced = torch.rand(len(y), device=y.device) < strength
+        y = torch.where(replaced, torch.randint(classes, (len(y),), device=y.device), y)
     by_name = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")(weights, x, y)
     rows = torch.cat([by_name[name].flatten(1) for name in weights], dim=1).double()
     if change == "weights":
@@ -143,27 +146,8 @@ def _selected_weights(model: nn.Module, only: Sequence[str] | None) -> dict[str,
     return weights
 
 
-def _weight_names(model: nn.Module) -> list[str]:
-    """Return the names of the weights of all linear and convolutional layers, in order."""
-    return [
-        f"{name}.weight" if name else "weight"
-        for name, layer in model.named_modules()
-        if isinstance(layer, LAYERS)
-    ]
-
-
-def _noisy_labels(model: nn.Module, x: Tensor, y: Tensor, strength: float) -> Tensor:
-    """Return ``y`` with each label replaced by a random class with probability ``strength``."""
-    with torch.no_grad():
-        classes = model(x[:1]).shape[1]
-    replaced = torch.rand(len(y), device=y.device) < strength
-    return torch.where(replaced, torch.randint(classes, (len(y),), device=y.device), y)
-
-
 def _check(inputs: Tensor, labels: Tensor, change: str, strength: float) -> None:
-    if change not in get_args(Change):
-        known = ", ".join(get_args(Change))
-        raise InputError("change", f"{change!r} is unknown", f"choose one of {known}")
+    check_choice("change", change, get_args(Change))
     if len(inputs) != len(labels) or len(labels) < 2:
         raise InputError("labels", f"{len(labels)} for {len(inputs)} inputs", "give one for each")
     if not 0 <= strength < 1 and change in ("dropout", "dropconnect", "labels"):

@@ -22,11 +22,9 @@ from ghostbatch.diagnostics.roughness import (
     detrend,
     fit_roughness,
 )
-from ghostbatch.diagnostics.scan import RandomSteps, Scan, batch_statistics
+from ghostbatch.diagnostics.scan import Scan, batch_statistics, random_steps
 from ghostbatch.draws import key
 from ghostbatch.errors import InputError
-
-Loss = Callable[[nn.Module], Tensor | float]
 
 
 @dataclass(frozen=True)
@@ -84,24 +82,20 @@ class RandomPotential:
 
     def within(self, radius: float) -> "RandomPotential":
         """Return the result of the samples up to a smaller radius; they are uniform there too."""
-        near = [i for i, z in enumerate(self.distances) if z <= radius]
+        samples = zip(self.distances, self.losses, strict=True)
+        near = [(z, loss) for z, loss in samples if z <= radius]
         if len(near) < 2 or not 0 < radius <= self.radius:
             raise InputError(
                 "radius", f"{radius} holds {len(near)} samples", f"use {self.radius} or less"
             )
-        return self.from_losses(
-            [self.distances[i] for i in near],
-            [self.losses[i] for i in near],
-            self.origin,
-            radius,
-            tuple(self.binned),
-        )
+        distances, losses = zip(*near, strict=True)
+        return self.from_losses(distances, losses, self.origin, radius, tuple(self.binned))
 
 
 @torch.no_grad()
 def random_potential(
     model: nn.Module,
-    loss: Loss,
+    loss: Callable[[nn.Module], Tensor | float],
     *,
     radius: float,
     samples: int = 1000,
@@ -139,17 +133,20 @@ def random_potential(
     _check(radius, samples, bins)
     draw = np.random.default_rng(key(seed, "distances"))
     distances = draw.uniform(0, radius, samples).tolist()
-    with batch_statistics(model), RandomSteps(model) as weights:
+    with batch_statistics(model), random_steps(model) as move:
         origin = float(loss(model))
-        settings = {"radius": radius, "seed": seed, "weights": weights.count, "origin": origin}
-        with Scan(None if resume is None else Path(resume), settings) as scan:
+        count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        settings = {"radius": radius, "seed": seed, "weights": count, "origin": origin}
+        scan = Scan(None if resume is None else Path(resume), settings)
+        try:
             for number in range(len(scan.losses), samples):
-                weights.step(distances[number], key(seed, "direction", number))
+                move(distances[number], key(seed, "direction", number))
                 scan.add(float(loss(model)))
                 if on_sample is not None:
                     on_sample(number + 1)
-        losses = scan.losses[:samples]
-    return RandomPotential.from_losses(distances, losses, origin, radius, bins)
+        finally:
+            scan.write()
+    return RandomPotential.from_losses(distances, scan.losses[:samples], origin, radius, bins)
 
 
 def _check(radius: float, samples: int, bins: Sequence[int]) -> None:

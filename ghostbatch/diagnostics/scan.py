@@ -4,6 +4,8 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -27,64 +29,47 @@ SAVE_SECONDS = 10.0
 """Seconds between writes of a scan's file."""
 
 
-class RandomSteps:
-    """Moves a model's trainable weights along random directions, and restores them on exit."""
+@contextmanager
+def random_steps(model: nn.Module) -> Iterator[Callable[[float, int], None]]:
+    """Yield a function that moves the trainable weights to a distance, in the direction of a seed.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        if not self._weights:
-            raise InputError("model", "has no trainable parameters", "set requires_grad")
-        if len({w.device for w in self._weights}) > 1 or as_dtensor(self._weights[0]) is not None:
-            raise InputError("model", "its weights are not on one device", "move them to one")
-        self._buffers = list(model.buffers())
-        self._start = [w.detach().clone() for w in self._weights]
-        self._start_buffers = [b.detach().clone() for b in self._buffers]
-        self.count = sum(w.numel() for w in self._weights)
-        self._device, dtype = self._weights[0].device, torch.float32
-        for weight in self._weights:
-            dtype = torch.promote_types(dtype, weight.dtype)
-        self._direction = torch.empty(self.count, device=self._device, dtype=dtype)
-        self._steps = self._views()
-        self._generator = torch.Generator(self._device)
+    Directions are uniform on the sphere. On exit weights and buffers are restored bit for bit. Use
+    it under ``torch.no_grad``.
+    """
+    weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if not weights:
+        raise InputError("model", "has no trainable parameters", "set requires_grad")
+    if len({w.device for w in weights}) > 1 or as_dtensor(weights[0]) is not None:
+        raise InputError("model", "its weights are not on one device", "move them to one")
+    saved = [(t, t.detach().clone()) for t in (*weights, *model.buffers())]
+    start = [copy for _, copy in saved[: len(weights)]]
+    sizes = [w.numel() for w in weights]
+    dtype = reduce(torch.promote_types, (w.dtype for w in weights), torch.float32)
+    generator = torch.Generator(weights[0].device)
+    direction = torch.empty(sum(sizes), device=generator.device, dtype=dtype)
+    # Parts of it in the layouts of the weights, so that adding them is one kernel.
+    parts = zip(direction.split(sizes), start, strict=True)
+    steps = [part.as_strided(like.shape, like.stride()) for part, like in parts]
 
-    def step(self, distance: float, seed: int) -> None:
-        """Set the weights to a point at ``distance`` from the start, in a random direction.
+    def move(distance: float, seed: int) -> None:
+        direction.normal_(generator=generator.manual_seed(seed))
+        direction.mul_(distance / torch.linalg.vector_norm(direction))
+        torch._foreach_copy_(weights, start)
+        torch._foreach_add_(weights, [s.to(w.dtype) for s, w in zip(steps, weights, strict=True)])
 
-        The direction is uniform on the sphere: a normal vector over its length.
-        """
-        self._generator.manual_seed(seed)
-        self._direction.normal_(generator=self._generator)
-        self._direction.mul_(distance / torch.linalg.vector_norm(self._direction))
-        steps = [s.to(w.dtype) for s, w in zip(self._steps, self._weights, strict=True)]
-        torch._foreach_copy_(self._weights, self._start)
-        torch._foreach_add_(self._weights, steps)
-
-    def _views(self) -> list[Tensor]:
-        """Return views of the direction in the layouts of the weights, so adding is one kernel."""
-        parts = self._direction.split([w.numel() for w in self._weights])
-        layouts = zip(parts, self._start, strict=True)
-        return [part.as_strided(start.shape, start.stride()) for part, start in layouts]
-
-    def __enter__(self) -> "RandomSteps":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Restore weights and buffers, bit for bit."""
-        tensors = [*self._weights, *self._buffers]
-        with torch.no_grad():
-            for tensor, start in zip(tensors, [*self._start, *self._start_buffers], strict=True):
-                tensor.copy_(start)
+    try:
+        yield move
+    finally:
+        for tensor, copy in saved:
+            tensor.copy_(copy)
 
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode, except that batch norms use batch statistics.
-
-    A ghost norm with one ghost per batch is the same function, and several times as fast where
-    there are kernels for it.
-    """
+    """Put the model into evaluation mode, except that batch norms use batch statistics."""
     modes = {module: module.training for module in model.modules()}
     tracking = {m: m.track_running_stats for m in modes if isinstance(m, _BatchNorm)}
+    # With kernels, a ghost norm with one ghost per batch is the same function and much faster.
     plain = [m for m in tracking if type(m) in PLAIN and m.affine and has_kernels(m.weight)]
     try:
         for module in modes:
@@ -144,9 +129,8 @@ class BatchedLoss:
     def __call__(self, model: nn.Module) -> Tensor:
         """Return the mean in fp64, as a tensor on the device."""
         total = torch.zeros((), dtype=torch.float64, device=self.labels.device)
-        for images, labels in zip(
-            self.inputs.split(self.batch), self.labels.split(self.batch), strict=True
-        ):
+        batches = zip(self.inputs.split(self.batch), self.labels.split(self.batch), strict=True)
+        for images, labels in batches:
             total += self.criterion(model(self.prepare(images)), labels)
         return total / len(self.labels)
 
@@ -160,53 +144,41 @@ class Scan:
     """The losses measured so far, kept in a file if there is one.
 
     Args:
-        path: written at intervals and on exit, also after an error.
+        path: written at intervals while losses are added; read at the start if it exists.
         settings: radius, seed, number of weights and loss at the origin; a file with others is
             refused.
 
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
-        self.losses: list[float] = []
-        self._path, self._settings = path, settings
-        self._written = time.monotonic()
-        if path is not None and path.exists():
-            self.losses = self._read(path)
+        self._path, self._settings, self._written = path, settings, time.monotonic()
+        self.losses = self._read(path) if path is not None and path.exists() else []
 
     def add(self, loss: float) -> None:
         """Append a loss, and write the file if it is time."""
         self.losses.append(loss)
         if time.monotonic() - self._written > SAVE_SECONDS:
-            self._write()
+            self.write()
 
-    def __enter__(self) -> "Scan":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Write the file."""
-        self._write()
+    def write(self) -> None:
+        """Write the file, if there is one."""
+        if self._path is not None:
+            with atomic_file(self._path) as file:
+                file.write(json.dumps({**self._settings, "losses": self.losses}).encode())
+            self._written = time.monotonic()
 
     def _read(self, path: Path) -> list[float]:
         """Return the losses in a file, after a check that it is of this scan."""
         try:
             saved = json.loads(path.read_text())
-            losses = [float(loss) for loss in saved.pop("losses")]
-            before, now = saved["origin"], self._settings["origin"]
-            same_origin = before == now or abs(before - now) <= 1e-6 * abs(before)
-        except (ValueError, TypeError, KeyError, AttributeError):
+            losses = [float(loss) for loss in saved["losses"]]
+            if isclose(saved["origin"], self._settings["origin"], rel_tol=1e-6):
+                saved["origin"] = self._settings["origin"]
+        except (ValueError, TypeError, KeyError):
             raise InputError("resume", f"{path} is not a scan", "name another file") from None
-        different = [k for k, v in self._settings.items() if k != "origin" and saved.get(k) != v]
-        different += [] if same_origin else ["origin"]
+        different = ", ".join(k for k, v in self._settings.items() if saved.get(k) != v)
         if different:
-            fields = ", ".join(different)
             raise InputError(
-                "resume", f"{path} is of another scan (different {fields})", "name another file"
+                "resume", f"{path} is of another scan (different {different})", "name another file"
             )
         return losses
-
-    def _write(self) -> None:
-        if self._path is None:
-            return
-        with atomic_file(self._path) as file:
-            file.write(json.dumps({**self._settings, "losses": self.losses}).encode())
-        self._written = time.monotonic()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from math import inf, isnan
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,11 @@ class DistanceScheduler(RegimeScheduler):
     drops are not used. The distance is measured after every update until the last drop.
 
     Args:
-        optimizer: as for `RegimeScheduler`.
-        regime: as for `RegimeScheduler`.
+        optimizer, regime, samples_per_epoch, batch, last_epoch: as for `RegimeScheduler`.
         distance: returns the distance of the weights; with FSDP2, step on all ranks.
         reached: for each drop of the regime, the distance at which it happens; infinity for never.
         longest: for each drop, the number of updates since the one before it, or since the start,
             after which it happens anyway.
-        samples_per_epoch: size of the training set.
-        batch: samples per update, over all ranks.
-        last_epoch: PyTorch's name for the last update done; -1 starts a run.
 
     >>> import torch
     >>> layer = torch.nn.Linear(1, 1, bias=False)
@@ -62,7 +58,7 @@ class DistanceScheduler(RegimeScheduler):
     ) -> None:
         self.dropped: list[int] = []
         """Number of updates done at each drop so far."""
-        self._distance = distance
+        self._measure = distance.distance if isinstance(distance, WeightDistance) else distance
         self.follow(regime, reached, longest)
         super().__init__(
             optimizer,
@@ -83,7 +79,7 @@ class DistanceScheduler(RegimeScheduler):
                     f"{len(values)} values for {len(regime.drops)} drops of the regime",
                     "give one for each",
                 )
-        if any(isnan(d) or d <= 0 for d in reached):
+        if not all(d > 0 for d in reached):
             raise InputError("reached", f"{list(reached)} are not all above 0", "use distances")
         self.reached = [float(d) for d in reached]
         self.longest = None if longest is None else [int(n) for n in longest]
@@ -100,18 +96,14 @@ class DistanceScheduler(RegimeScheduler):
         return self.regime.in_phase(drops, update, self.samples_per_epoch, self.batch)
 
     def _drop_is_due(self) -> bool:
-        """Return whether the next drop's distance, or its longest wait, is reached."""
         phase = len(self.dropped)
         if phase == len(self.reached):
             return False
         start = self.dropped[-1] if self.dropped else 0
         if self.longest is not None and self.last_epoch + 1 - start >= self.longest[phase]:
             return True
-        if self.reached[phase] == inf:
-            return False
-        measure = self._distance
-        distance = measure.distance() if isinstance(measure, WeightDistance) else measure()
-        return float(distance) >= self.reached[phase]
+        reached = self.reached[phase]
+        return reached < inf and float(self._measure()) >= reached  # infinity needs no measurement
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers, with the distances to reach, so resuming needs no reference run."""
@@ -135,12 +127,10 @@ def distances_at(metrics: str | Path, updates: Sequence[int]) -> tuple[float, ..
     Between two records the distance is interpolated linearly in log time. `ghostbatch.train` writes
     a record at every drop of the rate, so distances at drops are exact.
     """
-    known: dict[int, float] = {}
     try:
-        for line in Path(metrics).read_text().splitlines():
-            record = json.loads(line)
-            if record["update"] > 0 and record["distance"] is not None:
-                known[int(record["update"])] = float(record["distance"])
+        records = [json.loads(line) for line in Path(metrics).read_text().splitlines()]
+        pairs = [(int(r["update"]), r["distance"]) for r in records]
+        known = {update: float(d) for update, d in pairs if update > 0 and d is not None}
     except (OSError, ValueError, TypeError, KeyError):
         raise InputError(
             "reference", f"{metrics} cannot be read", "name the run's metrics.jsonl"

@@ -22,34 +22,18 @@ def to_local(tensor: Tensor) -> Tensor:
     return tensor if sharded is None else sharded.to_local()
 
 
-def from_local(shard: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor sharded as ``like`` of which this rank holds ``shard``."""
-    sharded = as_dtensor(like)
-    if sharded is None:
-        return shard
-    return type(sharded).from_local(  # type: ignore[no-any-return]
-        shard,
-        sharded.device_mesh,
-        sharded.placements,
-        run_check=False,
-        shape=sharded.shape,
-        stride=sharded.stride(),
-    )
-
-
 def redistribute(tensor: Tensor, like: Tensor) -> Tensor:
     """Return ``tensor`` sharded (or not) as ``like`` is; call it on all ranks."""
     sharded, wanted = as_dtensor(tensor), as_dtensor(like)
+    if sharded is not None:
+        sharded = sharded.to(sharded.device_mesh.device_type)  # where its collectives run
     if wanted is None:
         return tensor if sharded is None else sharded.full_tensor()
+    layout = wanted.device_mesh, wanted.placements
     if sharded is None:
         distribute = sys.modules["torch.distributed.tensor"].distribute_tensor
-        sharded = distribute(
-            tensor.to(to_local(like).device), wanted.device_mesh, wanted.placements
-        )
-    return sharded.redistribute(  # type: ignore[no-any-return]
-        wanted.device_mesh, wanted.placements
-    )
+        sharded = distribute(tensor.to(to_local(like).device), *layout)
+    return sharded.redistribute(*layout)  # type: ignore[no-any-return]
 
 
 def sum_shards(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:

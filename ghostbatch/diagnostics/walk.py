@@ -6,7 +6,6 @@ barriers. Crossing one takes a time exponential in its height, so the distance g
 (log t)^(2/alpha) = (log t)^2 (Sinai, 1982).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log
 from typing import Literal, get_args
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ghostbatch.diagnostics.distance import log_spaced
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_choice
 
 Potential = Literal["brownian", "flat"]
 
@@ -64,10 +63,12 @@ def random_walk(
     """
     _check(potential, walkers, steps, roughness)
     draw = torch.Generator(device).manual_seed(seed)
-    reach = steps if potential == "flat" else min(steps, _reach(steps, roughness))
     right = None
     if potential == "brownian":
-        right = right_probabilities(_potentials(walkers, reach, roughness, draw))
+        # Walkers hardly exceed ten times Sinai's distance (ln t / roughness)^2.
+        reach = min(steps, 20 + ceil(10 * (log(steps) / roughness) ** 2))
+        normal = torch.randn(walkers, 2 * reach + 1, generator=draw, device=draw.device)
+        right = right_probabilities(roughness * normal.cumsum(1))
     positions = torch.zeros(walkers, dtype=torch.long, device=draw.device)
     recorded: list[Tensor] = []
     times = log_spaced(steps)
@@ -78,35 +79,10 @@ def random_walk(
             positions = positions + torch.where(u < p, 1, -1)
             if first + offset + 1 == times[len(recorded)]:
                 recorded.append(positions)
-    return _root_mean_squares(times, torch.stack(recorded).double() ** 2)
-
-
-def exact_walk(
-    potential: Potential = "brownian",
-    *,
-    lines: int = 50,
-    doublings: int = 20,
-    roughness: float = 1.0,
-    reach: int = 100,
-    seed: int = 0,
-) -> Walk:
-    """Compute exact mean-square distances on each of ``lines`` potentials, at t = 1, 2, 4, ...
-
-    The matrix of transition probabilities is squared ``doublings`` times, so times can be longer
-    than in a simulation, and only the choice of potentials is random. Walkers turn back at
-    ``reach``.
-    """
-    _check(potential, lines, 2, roughness)
-    draw = torch.Generator().manual_seed(seed)
-    heights = _potentials(lines, reach, roughness, draw).double()
-    right = right_probabilities(heights if potential == "brownian" else torch.zeros_like(heights))
-    matrix = torch.diag_embed(right[:, :-1], 1) + torch.diag_embed(1 - right[:, 1:], -1)
-    squares = torch.arange(-reach, reach + 1, dtype=torch.float64) ** 2
-    means = []
-    for doubling in range(doublings + 1):
-        matrix = matrix if doubling == 0 else matrix @ matrix
-        means.append(matrix[:, reach] @ squares)
-    return _root_mean_squares([2**k for k in range(doublings + 1)], torch.stack(means))
+    squares = torch.stack(recorded).double() ** 2
+    distances = squares.mean(1).sqrt()
+    stderrs = squares.std(1) / walkers**0.5 / (2 * distances.clamp(min=1e-300))
+    return Walk(tuple(times), tuple(distances.tolist()), tuple(stderrs.tolist()))
 
 
 def right_probabilities(heights: Tensor) -> Tensor:
@@ -117,29 +93,8 @@ def right_probabilities(heights: Tensor) -> Tensor:
     return right
 
 
-def _potentials(lines: int, reach: int, roughness: float, draw: torch.Generator) -> Tensor:
-    """Return Brownian potentials, (lines, 2 reach + 1), up to a constant."""
-    size = (lines, 2 * reach + 1)
-    return roughness * torch.randn(size, generator=draw, device=draw.device).cumsum(1)
-
-
-def _reach(steps: int, roughness: float) -> int:
-    """Return a distance that walkers hardly exceed: ten times Sinai's (ln t / roughness)^2."""
-    return 20 + ceil(10 * (log(steps) / roughness) ** 2)
-
-
-def _root_mean_squares(times: Sequence[int], squares: Tensor) -> Walk:
-    """Return root-mean-square distances and their errors, from squares (times, walkers)."""
-    mean, count = squares.mean(1), squares.shape[1]
-    root = mean.sqrt()
-    error = squares.std(1) / count**0.5 / (2 * root.clamp(min=1e-300))
-    return Walk(tuple(times), tuple(root.tolist()), tuple(error.tolist()))
-
-
 def _check(potential: str, walkers: int, steps: int, roughness: float) -> None:
-    if potential not in get_args(Potential):
-        known = ", ".join(get_args(Potential))
-        raise InputError("potential", f"{potential!r} is unknown", f"choose one of {known}")
+    check_choice("potential", potential, get_args(Potential))
     for field, number in (("walkers", walkers), ("steps", steps)):
         if number < 2:
             raise InputError(field, f"{number} is below 2", "use 1000")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import check_choice
 from ghostbatch.optim.regime import Regime
 
 
@@ -56,8 +56,7 @@ def spec_from_dict(fields: dict[str, Any]) -> OptimizerSpec:
     >>> spec_from_dict({"kind": "sgd", "nesterov": True})
     SGD(nesterov=True)
     """
-    kind, options = fields.get("kind"), {k: v for k, v in fields.items() if k != "kind"}
-    if kind not in OPTIMIZERS:
-        known = ", ".join(OPTIMIZERS)
-        raise InputError("optimizer", f"{kind!r} is unknown", f"choose one of {known}")
+    options = dict(fields)
+    kind = options.pop("kind")
+    check_choice("optimizer", kind, OPTIMIZERS)
     return OPTIMIZERS[kind](**options)

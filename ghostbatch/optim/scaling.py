@@ -1,12 +1,12 @@
 """How the learning rate, or gradient noise instead of it, follows the batch size."""
 
 from math import sqrt
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_choice
 
 Rule = Literal["none", "sqrt", "linear"]
 
@@ -22,11 +22,8 @@ def lr_scale(batch: int, base_batch: int, rule: Rule = "sqrt") -> float:
     """
     _check_sizes(batch, base_batch)
     ratio = batch / base_batch
-    factors: dict[Rule, float] = {"none": 1.0, "sqrt": sqrt(ratio), "linear": ratio}
-    if rule not in factors:
-        raise InputError(
-            "lr_rule", f"{rule!r} is unknown", f"choose one of {', '.join(get_args(Rule))}"
-        )
+    factors = {"none": 1.0, "sqrt": sqrt(ratio), "linear": ratio}
+    check_choice("lr_rule", rule, factors)
     return factors[rule]
 
 

@@ -8,7 +8,6 @@ from torch import nn
 
 from ghostbatch import increment_covariance, to_ghost
 from ghostbatch.diagnostics import cosine, effective_rank, per_sample_gradients
-from ghostbatch.diagnostics.gradients import _weight_names
 from ghostbatch.errors import InputError
 
 N, BATCH, SMALL = 24, 12, 3
@@ -177,10 +176,18 @@ def test_dropout_dropconnect_and_label_noise_change_the_structure_of_the_covaria
     )
 
 
-def test_dropconnect_draws_masks_in_the_order_of_the_layers():
+def test_dropconnect_draws_masks_in_the_order_of_the_layers(monkeypatch):
     """A set of names would have another order in every process, and so would the draws."""
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
-    assert _weight_names(model) == [f"{number}.weight" for number in range(8)]
+    model = nn.Sequential(*(nn.Linear(size, size + 1) for size in range(2, 10)))
+    dropout, masked = F.dropout, []
+
+    def recorded(weight, strength):
+        masked.append(weight.shape)
+        return dropout(weight, strength)
+
+    monkeypatch.setattr(F, "dropout", recorded)
+    increment_covariance(model, torch.ones(2, 2), torch.zeros(2).long(), change="dropconnect")
+    assert masked == [layer.weight.shape for layer in model]
 
 
 def test_random_loss_weights_change_only_the_scale_of_the_second_moment():

@@ -156,11 +156,9 @@ def test_phi_and_the_errors_are_nearly_unbiased_where_plain_residuals_are_not():
     plain = ((left[:, 1:] * left[:, :-1]).sum(1) / (left**2).sum(1)).mean()
     assert abs(phi - 0.7) < 0.04
     assert plain < 0.62
-    squares = (left**2).sum(1)
-    errors = np.sqrt((line.stderrs(squares, np.full(2000, 0.7)) ** 2).mean(0))
-    spread = (noise @ line.inverse.T).std(0)
-    assert errors == pytest.approx(spread, rel=0.05)
-    assert line.deviations(0.7, 1.0) == pytest.approx(spread, rel=0.05)
+    errors = np.sqrt((line.stderrs(left, np.full(2000, 0.7)) ** 2).mean(0))
+    assert errors == pytest.approx((noise @ line.inverse.T).std(0), rel=0.05)
+    assert line.variance(left, np.full(2000, 0.7)).mean() == pytest.approx(1, rel=0.05)
 
 
 def test_each_model_has_its_aic_with_its_parameters_counted():
