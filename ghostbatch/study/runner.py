@@ -16,7 +16,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.files import locked
 from ghostbatch.study.executor import Event, Executor, Job, Where
 from ghostbatch.study.local import LocalExecutor
-from ghostbatch.study.manifest import Manifest
+from ghostbatch.study.manifest import held_part, read_study, write_study
 from ghostbatch.study.placement import Placement, find_devices, gpu_share
 from ghostbatch.study.studies import Cell, Study
 from ghostbatch.train import read_summary
@@ -53,11 +53,11 @@ def run_study(
     """
     if jobs < 1:
         raise InputError("jobs", f"{jobs} is below 1", "use 1 or more")
-    manifest = Manifest.of(study, cells, Manifest.read(out))
+    held = held_part(study, cells, read_study(out))
     _check_folders(cells, out)
     placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
     with locked(out) as lock, closing(make_executor(lock)) as executor:
-        manifest.write(out)
+        write_study(held, out)
         run_cells(cells, out, executor, placement, where, on_event)
 
 
