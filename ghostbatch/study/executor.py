@@ -21,13 +21,13 @@ class Where:
     """Where and how a job runs: arguments of `train` that do not change its numbers."""
 
     device: str | None = None
-    """"cpu", "cuda", "cuda:1", ...; None is the GPU if there is one."""
+    """cpu, cuda, cuda:1, ...; None is the GPU, or all GPUs for a study, if there is one."""
     threads: int | None = 1
     """CPU threads; None is PyTorch's choice."""
     micro: int | None = None
     """Samples per backward pass; None is the whole batch."""
     data_dir: str | None = None
-    """Folder of the data sets; None is GHOSTBATCH_DATA, or ``data`` in the current folder."""
+    """Folder of the data sets; None is GHOSTBATCH_DATA, or the folder data here."""
     checkpoint_seconds: float = 10.0
     """Time between checkpoints."""
 
