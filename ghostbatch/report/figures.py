@@ -122,8 +122,10 @@ def _distance(groups: list[Group]) -> Plot:
         t, distance = _curves(group, "train", "update", "distance")
         axes.plot(t, distance.mean(0), "o", color=colour, ms=2.5, label=group.column)
         _band(axes, t, distance, colour)
-        if (fit := fit_first_phase(group)) is not None:
-            line = np.geomspace(1, _first_phase_end(group), 50)
+        first = t <= (end := _first_phase_end(group))
+        if first.sum() >= 4:
+            fit = fit_diffusion(t[first].tolist(), distance.mean(0)[first].tolist())
+            line = np.geomspace(1, end, 50)
             axes.plot(line, fit.intercept + fit.slope * np.log(line), color=colour, lw=1)
             low, high = fit.slope_interval
             slopes.append(
@@ -201,15 +203,6 @@ def slope_with_interval(
             slopes.append(np.polyfit(x[chosen], y[chosen], 1)[0])
     low, high = np.quantile(slopes, [0.025, 0.975])
     return float(np.polyfit(x, y, 1)[0]), (float(low), float(high))
-
-
-def fit_first_phase(group: Group) -> DiffusionFit | None:
-    """Fit the mean distance before the first drop; return None if there are too few records."""
-    t, distance = _curves(group, "train", "update", "distance")
-    first = t <= _first_phase_end(group)
-    if first.sum() < 4:
-        return None
-    return fit_diffusion(t[first].tolist(), distance.mean(0)[first].tolist())
 
 
 def _first_phase_end(group: Group) -> int:

@@ -1,6 +1,7 @@
 """What the terminal shows: the progress of a study, and its tables."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from math import inf
 
 from rich.console import Console
@@ -71,9 +72,9 @@ class StudyProgress:
         """Return the time left as text, at the pace of this command."""
         task = self._bars.tasks[0]
         if task.finished_time is not None:
-            return f"{clock(task.finished_time)} in all"
+            return f"{timedelta(seconds=round(task.finished_time))} in all"
         left = task.time_remaining
-        return "time left unknown" if left is None else f"{clock(left)} left"
+        return "time left unknown" if left is None else f"{timedelta(seconds=round(left))} left"
 
 
 def instrument_progress(name: str, bars: Progress) -> Callable[[int, int], None]:
@@ -99,14 +100,3 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
         console.print(grid)
         for note in table.notes:
             console.print(note, style="yellow")
-
-
-def clock(seconds: float) -> str:
-    """Return a time as minutes and seconds, with hours if there are any.
-
-    >>> clock(75.4), clock(3675)
-    ('1:15', '1:01:15')
-    """
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
