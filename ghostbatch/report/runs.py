@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import Plan, Recipe
-from ghostbatch.study import Instrument, Study, read_study
+from ghostbatch.study import Instrument, Row, Study, read_study
 from ghostbatch.study.instruments import MEASUREMENTS
-from ghostbatch.study.studies import columns
+from ghostbatch.study.studies import PAPER_NOTE, columns
 from ghostbatch.train import Record, Summary, read_header, read_records, read_summary
 
 
@@ -50,7 +50,7 @@ class Results:
     """What a folder holds."""
 
     study: Study
-    """What ``study.json`` declares; without that file, a study without rows."""
+    """What ``study.json`` declares; without that file, only the notes of the paper's rows."""
     rows: dict[str, list[Group]]
     """The columns that have runs, by row; in the order of the study."""
 
@@ -67,8 +67,9 @@ def read_results(folder: Path) -> Results:
             if (paths := _run_folders(top / row / column, study.seeds))
         }
     else:
-        study = Study(top.name, instruments=tuple(map(Instrument, MEASUREMENTS)))
         runs = _read_unlisted(top)
+        paper = {row: Row({}, note=PAPER_NOTE) for row, column in runs if column == "LB"}
+        study = Study(top.name, paper, instruments=tuple(map(Instrument, MEASUREMENTS)))
     measured = any((top / f"{each.name}.json").exists() for each in study.instruments)
     if not runs and not measured:
         raise InputError(
