@@ -15,14 +15,9 @@ from ghostbatch.train import Record
 
 def progress_bars(console: Console) -> Progress:
     """Return bars, each with two texts and the time left; they are shown in a terminal only."""
-    texts = ("{task.fields[steps]}", "{task.fields[note]}")
     return Progress(
-        *(
-            "{task.description}",
-            BarColumn(24),
-            *texts,
-            TimeRemainingColumn(elapsed_when_finished=True),
-        ),
+        *("{task.description}", BarColumn(24), "{task.fields[steps]}", "{task.fields[note]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
         refresh_per_second=4,
         speed_estimate_period=inf,
