@@ -14,51 +14,27 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ghostbatch import nn
-    from ghostbatch.diagnostics import (
-        WeightDistance,
-        fit_diffusion,
-        increment_covariance,
-        random_potential,
-    )
-    from ghostbatch.nn import (
-        GhostBatchNorm1d,
-        GhostBatchNorm2d,
-        GhostBatchNorm3d,
-        sync_statistics,
-        to_ghost,
-        to_plain,
-    )
-    from ghostbatch.ops import LOCAL, ghost_batch_norm
-    from ghostbatch.optim import Regime, RegimeScheduler, lr_scale, noise_weights
-    from ghostbatch.recipe import Recipe
-    from ghostbatch.train import train
+    from ghostbatch import nn as nn
+    from ghostbatch.diagnostics import WeightDistance as WeightDistance
+    from ghostbatch.diagnostics import fit_diffusion as fit_diffusion
+    from ghostbatch.diagnostics import increment_covariance as increment_covariance
+    from ghostbatch.diagnostics import random_potential as random_potential
+    from ghostbatch.nn import GhostBatchNorm1d as GhostBatchNorm1d
+    from ghostbatch.nn import GhostBatchNorm2d as GhostBatchNorm2d
+    from ghostbatch.nn import GhostBatchNorm3d as GhostBatchNorm3d
+    from ghostbatch.nn import sync_statistics as sync_statistics
+    from ghostbatch.nn import to_ghost as to_ghost
+    from ghostbatch.nn import to_plain as to_plain
+    from ghostbatch.ops import LOCAL as LOCAL
+    from ghostbatch.ops import ghost_batch_norm as ghost_batch_norm
+    from ghostbatch.optim import Regime as Regime
+    from ghostbatch.optim import RegimeScheduler as RegimeScheduler
+    from ghostbatch.optim import lr_scale as lr_scale
+    from ghostbatch.optim import noise_weights as noise_weights
+    from ghostbatch.recipe import Recipe as Recipe
+    from ghostbatch.train import train as train
 
-__all__ = [
-    "LOCAL",
-    "GhostBatchNorm1d",
-    "GhostBatchNorm2d",
-    "GhostBatchNorm3d",
-    "Recipe",
-    "Regime",
-    "RegimeScheduler",
-    "WeightDistance",
-    "fit_diffusion",
-    "ghost_batch_norm",
-    "increment_covariance",
-    "lr_scale",
-    "nn",
-    "noise_weights",
-    "random_potential",
-    "sync_statistics",
-    "to_ghost",
-    "to_plain",
-    "train",
-]
-
-_SUBMODULES = ("data", "diagnostics", "errors", "nn", "ops", "optim", "recipe")
-
-_SOURCES = {
+_NAMES = {
     "diagnostics": "WeightDistance fit_diffusion increment_covariance random_potential",
     "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d sync_statistics to_ghost to_plain",
     "ops": "LOCAL ghost_batch_norm",
@@ -66,14 +42,18 @@ _SOURCES = {
     "recipe": "Recipe",
     "train": "train",
 }
-_MODULE_OF = {name: module for module, names in _SOURCES.items() for name in names.split()}
+"""The public names of each module."""
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = ["nn"]
+__all__ += list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use, and keep it."""
+    """Import a public name, or a module such as ``nn``, on first use, and keep it."""
     if name in _MODULE_OF:
         value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    elif name in _SUBMODULES:
+    elif name in ("data", "errors", *_NAMES):
         value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

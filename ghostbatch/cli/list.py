@@ -18,8 +18,9 @@ class NoOptions:
 def command(argv: Sequence[str]) -> None:
     """Print each name with the first line of its docstring."""
     parse(NoOptions, argv, "list")
+    mark = dict.fromkeys(PROVISIONAL, " (provisional)")
     described = (
-        ("recipes", {name: _recipe_line(name) for name in RECIPES}),
+        ("recipes", {n: _first_line(make) + mark.get(n, "") for n, make in RECIPES.items()}),
         ("studies", {name: _first_line(make) for name, make in STUDIES.items()}),
         ("networks", {name: _first_line(make) for name, make in MODELS.items()}),
         ("data sets", {name: _first_line(make) for name, make in DATASETS.items()}),
@@ -29,11 +30,6 @@ def command(argv: Sequence[str]) -> None:
         print(title)
         for name, line in entries.items():
             print(f"  {name:<{width}} {line}")
-
-
-def _recipe_line(name: str) -> str:
-    mark = " (provisional)" if name in PROVISIONAL else ""
-    return _first_line(RECIPES[name]) + mark
 
 
 def _first_line(thing: Callable[..., Any]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,6 @@ from ghostbatch.data import OnBadImage, find_info
 from ghostbatch.recipe import Recipe
 from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
-from ghostbatch.report.terminal import clock
 from ghostbatch.study import find_recipe
 from ghostbatch.train import Record, data_bytes, estimate, find_device, train
 from ghostbatch.train.reference import read_drop_targets
@@ -86,9 +86,10 @@ def command(argv: Sequence[str]) -> None:
 
     summary = train(options.recipe, **vars(options.run), on_record=show)
     reason = f" ({summary.reason})" if summary.reason else ""
+    took = timedelta(seconds=round(summary.seconds))
     console.print(
         f"{summary.status}{reason}: accuracy {summary.accuracy:.2f} % after {summary.updates:,} "
-        f"updates ({summary.epochs:.4g} epochs) in {clock(summary.seconds)}; {out}",
+        f"updates ({summary.epochs:.4g} epochs) in {took}; {out}",
         highlight=False,
         soft_wrap=True,
     )
@@ -114,7 +115,8 @@ def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
         "parameters": f"{needs.parameters:,}",
         "memory": f"about {needs.bytes / 2**20:,.0f} MiB of {device} for weights and activations, "
         f"{data}",
-        "time": f"about {clock(needs.seconds)} for forward and backward on this {device}",
+        "time": f"about {timedelta(seconds=round(needs.seconds))} for forward and backward on this "
+        f"{device}",
     }
     width = max(map(len, lines))
     for name, line in lines.items():

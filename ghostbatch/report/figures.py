@@ -3,7 +3,8 @@
 import io
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ghostbatch.diagnostics import DiffusionFit, fit_diffusion
 from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
 from ghostbatch.report.runs import Group, Results
-from ghostbatch.train import Record
+from ghostbatch.study import Row
 
 INK = "#010203"
 """Colour of text and axes; on the page it becomes the colour of the page's text."""
@@ -45,11 +46,27 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A finished figure and its caption."""
+    """A figure and its caption."""
 
+    figure: Figure
     title: str
     caption: str
-    svg: str
+
+    @cached_property
+    def svg(self) -> str:
+        """The drawing as an SVG file."""
+        drawing = io.StringIO()
+        with mpl.rc_context(STYLE):
+            self.figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
+        return drawing.getvalue()
+
+    def write(self, folder: Path, name: str) -> None:
+        """Write SVG and PNG files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(folder / f"{name}.svg") as file:
+            file.write(self.svg.encode())
+        with atomic_file(folder / f"{name}.png") as file:
+            self.figure.savefig(file, format="png", dpi=200, facecolor="white")
 
     def on_page(self) -> str:
         """Return the drawing for a page, with lines and text in the page's text colour."""
@@ -57,61 +74,35 @@ class Plot:
         return re.sub(r' id="[a-z0-9_.]+_\d+"', "", drawing)  # would clash with other figures'
 
 
-@dataclass(frozen=True)
-class Sketch:
-    """A drawn figure that is not written yet."""
-
-    figure: Figure
-    title: str
-    caption: str
-
-    def write(self, folder: Path, name: str, prefix: str = "") -> Plot:
-        """Write SVG and PNG files; return the figure for the page, its caption with a prefix."""
-        drawing = io.StringIO()
-        self.figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
-        svg = drawing.getvalue()
-        with atomic_file(folder / f"{name}.svg") as file:
-            file.write(svg.encode())
-        with atomic_file(folder / f"{name}.png") as file:
-            self.figure.savefig(file, format="png", dpi=200, facecolor="white")
-        return Plot(self.title, prefix + self.caption, svg)
-
-
+@mpl.rc_context(STYLE)
 def draw_figures(results: Results, folder: Path) -> list[Plot]:
     """Draw the figures that each row declares, as SVG and PNG files; return them for the page."""
-    folder.mkdir(parents=True, exist_ok=True)
     plots = []
-    finished = [group for group in results.groups if group.runs]
-    several = len({group.row for group in finished}) > 1
-    for row, entry in results.manifest.rows.items():
-        groups = [group for group in finished if group.row == row]
-        for kind in entry.figures if groups else ():
+    drawn = {row: [g for g in groups if g.finished] for row, groups in results.rows.items()}
+    drawn = {row: groups for row, groups in drawn.items() if groups}
+    for row, groups in drawn.items():
+        for kind in results.study.rows.get(row, Row({})).figures:
             if kind not in KINDS:
                 remedy = f"choose from {', '.join(KINDS)}"
                 raise InputError("figures", f"{kind!r} of row {row} is unknown", remedy)
-            with mpl.rc_context(STYLE):
-                name = f"{row.replace(' ', '-')}-{kind}" if several else kind
-                plots.append(KINDS[kind](groups).write(folder, name, f"{row}: " * several))
+            plot, name = KINDS[kind](groups), kind
+            if len(drawn) > 1:
+                plot = replace(plot, caption=f"{row}: {plot.caption}")
+                name = f"{row.replace(' ', '-')}-{kind}"
+            plot.write(folder, name)
+            plots.append(plot)
     return plots
 
 
-def _error_by_update(groups: list[Group]) -> Sketch:
-    return _errors(groups, "update", lambda r: r.update)
-
-
-def _error_by_epoch(groups: list[Group]) -> Sketch:
-    return _errors(groups, "epoch", lambda r: r.epoch)
-
-
-def _errors(groups: list[Group], unit: str, time: Callable[[Record], float]) -> Sketch:
+def _errors(groups: list[Group], unit: str) -> Plot:
     figure, axes = new_axes(unit, "error %")
     for group, colour in _coloured(groups):
         for split, line in (("train", ":"), ("validation", "-")):
-            t, error = _curves(group, split, time, lambda r: 100 - r.accuracy)
+            t, accuracy = _curves(group, split, unit, "accuracy")
             label = group.column if split == "validation" else None
-            axes.plot(t, error.mean(0), line, color=colour, label=label, lw=1.5)
+            axes.plot(t, (100 - accuracy).mean(0), line, color=colour, label=label, lw=1.5)
             if split == "validation":
-                _band(axes, t, error, colour)
+                _band(axes, t, 100 - accuracy, colour)
     axes.set_yscale("log")
     axes.set_ylim(bottom=FLOOR)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -121,18 +112,20 @@ def _errors(groups: list[Group], unit: str, time: Callable[[Record], float]) -> 
         f"Error against {unit}s. Solid lines are the validation error: the mean over seeds, with a "
         "band of one standard deviation. Dotted lines are the error on the training batches."
     )
-    return Sketch(figure, f"Error against {unit}s", caption)
+    return Plot(figure, f"Error against {unit}s", caption)
 
 
-def _distance(groups: list[Group]) -> Sketch:
+def _distance(groups: list[Group]) -> Plot:
     figure, axes = new_axes("update", "distance from the initial weights")
     slopes = []
     for group, colour in _coloured(groups):
-        t, distance = _curves(group, "train", lambda r: r.update, lambda r: r.distance)
+        t, distance = _curves(group, "train", "update", "distance")
         axes.plot(t, distance.mean(0), "o", color=colour, ms=2.5, label=group.column)
         _band(axes, t, distance, colour)
-        if (fit := fit_first_phase(group)) is not None:
-            line = np.geomspace(1, _first_phase_end(group), 50)
+        first = t <= (end := _first_phase_end(group))
+        if first.sum() >= 4:
+            fit = fit_diffusion(t[first].tolist(), distance.mean(0)[first].tolist())
+            line = np.geomspace(1, end, 50)
             axes.plot(line, fit.intercept + fit.slope * np.log(line), color=colour, lw=1)
             low, high = fit.slope_interval
             slopes.append(
@@ -148,7 +141,7 @@ def _distance(groups: list[Group]) -> Sketch:
             f"{'; '.join(slopes)}."
         )
     caption = f"Distance of the weights from their initial values, the mean over seeds. {fits}"
-    return Sketch(figure, "Weight distance", caption)
+    return Plot(figure, "Weight distance", caption)
 
 
 def verdict(fit: DiffusionFit) -> str:
@@ -157,21 +150,18 @@ def verdict(fit: DiffusionFit) -> str:
     return f"{better} fits better than {worse} (AIC lower by {fit.aic_margin:.0f})"
 
 
-def _accuracy_by_distance(groups: list[Group]) -> Sketch:
+def _accuracy_by_distance(groups: list[Group]) -> Plot:
     """The claim of the paper's title: a longer first phase gives a better end."""
     figure, axes = new_axes("distance from the initial weights at the end", "test accuracy %")
     axes.set_xscale("linear")
     lengths, ends = [], []
     for group, colour in _coloured(groups):
-        found = [(run.summary.distance, run.summary.accuracy) for run in group.runs if run.summary]
-        distance, accuracy = np.array(found).T
-        axes.errorbar(
-            *(distance.mean(), accuracy.mean(), accuracy.std(ddof=min(1, len(found) - 1))),
-            *(distance.std(ddof=min(1, len(found) - 1)), "o"),
-            color=colour,
-            label=group.column,
-        )
-        lengths += [float(np.log2(group.runs[0].plan.drop_updates[0]))] * len(found)
+        distance = np.array(group.over_seeds(lambda s: s.distance))
+        accuracy = np.array(group.over_seeds(lambda s: s.accuracy))
+        across, up = (each.std(ddof=min(1, len(each) - 1)) for each in (distance, accuracy))
+        means = distance.mean(), accuracy.mean()
+        axes.errorbar(*means, up, across, "o", color=colour, label=group.column)
+        lengths += [float(np.log2(group.runs[0].plan.drop_updates[0]))] * len(accuracy)
         ends += accuracy.tolist()
     axes.legend(loc="lower right")
     caption = (
@@ -185,12 +175,12 @@ def _accuracy_by_distance(groups: list[Group]) -> Sketch:
             f" Doubling the first phase changes the accuracy by {slope:.2f} points (95 % bootstrap "
             f"interval {low:.2f} to {high:.2f})."
         )
-    return Sketch(figure, "Train longer", caption)
+    return Plot(figure, "Train longer", caption)
 
 
-KINDS: dict[str, Callable[[list[Group]], Sketch]] = {
-    "error-by-update": _error_by_update,
-    "error-by-epoch": _error_by_epoch,
+KINDS: dict[str, Callable[[list[Group]], Plot]] = {
+    "error-by-update": partial(_errors, unit="update"),
+    "error-by-epoch": partial(_errors, unit="epoch"),
     "distance": _distance,
     "accuracy-by-distance": _accuracy_by_distance,
 }
@@ -215,34 +205,28 @@ def slope_with_interval(
     return float(np.polyfit(x, y, 1)[0]), (float(low), float(high))
 
 
-def fit_first_phase(group: Group) -> DiffusionFit | None:
-    """Fit the mean distance before the first drop; return None if there are too few records."""
-    t, distance = _curves(group, "train", lambda r: r.update, lambda r: r.distance)
-    first = t <= _first_phase_end(group)
-    if first.sum() < 4:
-        return None
-    return fit_diffusion(t[first].tolist(), distance.mean(0)[first].tolist())
-
-
 def _first_phase_end(group: Group) -> int:
     """Return the update of the first drop; with hold "distance", the earliest of the seeds."""
     plan = group.runs[0].plan
     if plan.recipe.hold != "distance":
         return (*plan.drop_updates, plan.updates)[0]
-    return min(max(r.update for r in run.records if r.lr >= plan.regime.lr) for run in group.runs)
+    return min(
+        max(r.update for r in run.records if r.lr >= plan.regime.lr) for run in group.finished
+    )
 
 
-def _curves(
-    group: Group, split: str, time: Callable[[Record], float], value: Callable[[Record], float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the times that all seeds share, and values of shape (seeds, times); not update 0."""
+def _curves(group: Group, split: str, time: str, value: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return a field of the records at the updates after 0 that all finished seeds have.
+
+    The times have shape (times), the values (seeds, times).
+    """
     kept = [
         {r.update: r for r in run.records if r.split == split and r.update > 0}
-        for run in group.runs
+        for run in group.finished
     ]
-    shared = sorted(set.intersection(*(set(records) for records in kept)))
-    times = np.array([time(kept[0][update]) for update in shared])
-    return times, np.array([[value(records[update]) for update in shared] for records in kept])
+    shared = sorted(set.intersection(*map(set, kept)))
+    times = np.array([getattr(kept[0][update], time) for update in shared])
+    return times, np.array([[getattr(seed[update], value) for update in shared] for seed in kept])
 
 
 def _band(axes: Axes, t: np.ndarray, values: np.ndarray, colour: str) -> None:

@@ -1,7 +1,7 @@
 """Figures of a study's instruments, from the JSON files in its folder."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +10,32 @@ import numpy as np
 
 from ghostbatch.diagnostics import RandomPotential, fit_diffusion
 from ghostbatch.errors import InputError
-from ghostbatch.report.figures import OTHERS, STYLE, Plot, Sketch, new_axes, verdict
+from ghostbatch.report.figures import OTHERS, STYLE, Plot, new_axes, verdict
+from ghostbatch.report.runs import Results
 
 BINS = (10, 20, 50)
 
 
-def draw_instruments(names: Iterable[str], folder: Path) -> list[Plot]:
-    """Draw the figures of the instruments whose files are in ``folder``."""
-    plots = []
-    for name in names:
-        source = folder / f"{name}.json"
+@mpl.rc_context(STYLE)
+def draw_instruments(results: Results, folder: Path) -> list[Plot]:
+    """Draw the figures of the study's instruments whose files are in ``folder``."""
+    plots: list[Plot] = []
+    for instrument in results.study.instruments:
+        source = folder / f"{instrument.name}.json"
         if source.exists():
-            (folder / "figures").mkdir(exist_ok=True)
             try:
-                found = json.loads(source.read_text())
-                with mpl.rc_context(STYLE):
-                    for figure, sketch in KINDS[name](found).items():
-                        plots.append(sketch.write(folder / "figures", figure))
+                figures = KINDS[instrument.name](json.loads(source.read_text()))
             except (ValueError, KeyError, TypeError):
                 raise InputError(
                     "folder", f"{source} cannot be read", "delete it, and run the study again"
                 ) from None
+            for name, plot in figures.items():
+                plot.write(folder / "figures", name)
+            plots += figures.values()
     return plots
 
 
-def _walk(found: dict[str, Any]) -> dict[str, Sketch]:
+def _walk(found: dict[str, Any]) -> dict[str, Plot]:
     figure, axes = new_axes("step", "distance (root-mean-square)")
     verdicts = []
     for (kind, walk), colour in zip(found.items(), OTHERS, strict=False):
@@ -43,12 +44,9 @@ def _walk(found: dict[str, Any]) -> dict[str, Sketch]:
         late = t >= 10  # the first steps on a grid are not yet a diffusion
         fit = fit_diffusion(t[late].tolist(), d[late].tolist())
         low, high = fit.exponent_interval
-        line = np.geomspace(10, t[-1], 100)
-        basis: Callable[[np.ndarray], np.ndarray] = np.sqrt
-        if fit.better == "log":
-            basis = lambda time, p=fit.exponent: np.log(time) ** p  # type: ignore[misc]  # noqa: E731
-        b, a = np.polyfit(basis(t[late]), d[late], 1)
-        axes.plot(line, a + b * basis(line), color=colour, lw=1)
+        basis = np.log(t[late]) ** fit.exponent if fit.better == "log" else np.sqrt(t[late])
+        b, a = np.polyfit(basis, d[late], 1)
+        axes.plot(t[late], a + b * basis, color=colour, lw=1)
         verdicts.append(
             f"{kind}: p = {fit.exponent:.2f} in [{low:.2f}, {high:.2f}], and {verdict(fit)}"
         )
@@ -60,10 +58,10 @@ def _walk(found: dict[str, Any]) -> dict[str, Sketch]:
         "on: d = a + b (ln t)^p, or d = a + b sqrt t if AIC prefers sqrt t to ln t. The exponent p "
         f"has a 95 % interval. {'; '.join(verdicts)}."
     )
-    return {"walk": Sketch(figure, "Walkers on a rough line and on a flat one", caption)}
+    return {"walk": Plot(figure, "Walkers on a rough line and on a flat one", caption)}
 
 
-def _separable(found: dict[str, Any]) -> dict[str, Sketch]:
+def _separable(found: dict[str, Any]) -> dict[str, Plot]:
     t, length = np.array(found["times"]), np.array(found["distances"])
     size = float(np.linalg.norm(found["vector"]))
     fit = fit_diffusion(t.tolist(), length.tolist())
@@ -81,14 +79,14 @@ def _separable(found: dict[str, Any]) -> dict[str, Sketch]:
     axes.plot(np.log(t[late]), np.exp(level) * np.log(t[late]) ** power, color=OTHERS[1], lw=1)
     axes.set_yscale("log")
     return {
-        "separable-distance": Sketch(
+        "separable-distance": Plot(
             distance,
             "Logistic regression on separable data moves as log t",
             "Length of the weight vector w(t) of logistic regression on separable data. The line "
             f"is a fit of d = a + b ln t, with b = {fit.slope:.4f} in [{low:.4f}, {high:.4f}] "
             f"(95 %). The hard-margin vector has length {size:.4f}.",
         ),
-        "separable-gap": Sketch(
+        "separable-gap": Plot(
             gap,
             "The gap of the margin shrinks as 1 / log t",
             "Gap between the margin of w(t) and the largest possible one, from t = 1000 on. It "
@@ -99,7 +97,7 @@ def _separable(found: dict[str, Any]) -> dict[str, Sketch]:
     }
 
 
-def _potential(found: dict[str, Any]) -> dict[str, Sketch]:
+def _potential(found: dict[str, Any]) -> dict[str, Plot]:
     measured = (found["distances"], found["losses"], found["origin"], found["radius"])
     scan = RandomPotential.from_losses(*measured, BINS)
     figure, axes = new_axes("distance from the initial weights", "deviation of the loss (rms)")
@@ -123,10 +121,10 @@ def _potential(found: dict[str, Any]) -> dict[str, Sketch]:
         f"{rest.alpha_stderr:.2f}. The paper finds 2, but any smooth loss with a gradient has 2 "
         "near the origin."
     )
-    return {"potential": Sketch(figure, "The random potential", caption)}
+    return {"potential": Plot(figure, "The random potential", caption)}
 
 
-KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Sketch]]] = {
+KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Plot]]] = {
     "walk": _walk,
     "separable": _separable,
     "potential": _potential,

@@ -9,15 +9,15 @@ from ghostbatch.files import atomic_file
 from ghostbatch.report.figures import draw_figures
 from ghostbatch.report.instruments import draw_instruments
 from ghostbatch.report.runs import read_results
-from ghostbatch.report.table import HEADERS, Table, show_rates, tables
+from ghostbatch.report.table import HEADERS, Table, show_rates, table_of
 
 
 def write_report(folder: Path) -> tuple[Path, list[Table]]:
     """Write ``report.html`` and ``figures/`` into a folder of runs; return the page and tables."""
     results = read_results(folder)
-    groups, rows = results.groups, results.manifest.rows
-    lines = tables(groups)
-    several = len({group.row for group in groups}) > 1
+    tables = [table_of(row, groups) for row, groups in results.rows.items()]
+    cells = [(row, group) for row, groups in results.rows.items() for group in groups]
+    notes = (row.note for name, row in results.study.rows.items() if name in results.rows)
     page = Environment(
         loader=PackageLoader("ghostbatch", "report"), autoescape=True, undefined=StrictUndefined
     ).get_template("page.html.j2")
@@ -25,21 +25,18 @@ def write_report(folder: Path) -> tuple[Path, list[Table]]:
         title=folder.resolve().name,
         version=__version__,
         headers=HEADERS,
-        tables=lines,
-        notes=dict.fromkeys(rows[group.row].note for group in groups if rows[group.row].note),
-        plots=[
-            *draw_figures(results, folder / "figures"),
-            *draw_instruments(results.manifest.instruments, folder),
-        ],
+        tables=tables,
+        notes=dict.fromkeys(filter(None, notes)),
+        plots=[*draw_figures(results, folder / "figures"), *draw_instruments(results, folder)],
         plans=[
-            (f"{group.row}, " * several + group.column, group.runs[0].plan)
-            for group in groups
-            if group.runs
+            (f"{row}, " * (len(results.rows) > 1) + group.column, group.runs[0].plan)
+            for row, group in cells
+            if group.finished
         ],
         rates=show_rates,
-        devices=results.devices,
+        devices=sorted({run.device for _, group in cells for run in group.runs}),
     )
     target = folder / "report.html"
     with atomic_file(target) as file:
         file.write(content.encode())
-    return target, lines
+    return target, tables

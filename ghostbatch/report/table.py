@@ -1,6 +1,7 @@
 """The tables of a study as text, for the terminal and the page."""
 
 from dataclasses import dataclass
+from statistics import mean, stdev
 
 from ghostbatch.recipe import Plan
 from ghostbatch.report.runs import Group
@@ -17,49 +18,52 @@ class Table:
     notes: list[str]
 
 
-def tables(groups: list[Group]) -> list[Table]:
-    """Return one table per row of the study."""
-    titles = dict.fromkeys(group.row for group in groups)
-    return [_table(title, [g for g in groups if g.row == title]) for title in titles]
-
-
-def _table(title: str, groups: list[Group]) -> Table:
+def table_of(row: str, groups: list[Group]) -> Table:
+    """Return the table of a row of the study."""
     notes = [
-        f"{group.column}: {count} of {len(group.runs) + group.unfinished + group.diverged} {what}"
+        f"{group.column}: {count} of {len(group.runs)} {status}"
         for group in groups
-        for count, what in ((group.diverged, "diverged"), (group.unfinished, "not finished"))
-        if count
+        for status in ("diverged", "not finished")
+        if (count := sum(run.status == status for run in group.runs))
     ]
-    return Table(title, [_line(group) for group in groups], notes)
+    return Table(row, [_line(group) for group in groups], notes)
 
 
 def _line(group: Group) -> tuple[str, ...]:
-    accuracy = group.over_seeds(lambda s: s.accuracy).show(1)
-    if not group.runs:
+    accuracy = show_spread(group.over_seeds(lambda s: s.accuracy))
+    if not group.finished:
         return (group.column, accuracy, "0", *["–"] * (len(HEADERS) - 3))
     plan = group.runs[0].plan
     updates, epochs = float(plan.updates), float(plan.seen.epochs)
     if plan.recipe.hold == "distance":  # the plan has upper bounds only
-        updates = group.over_seeds(lambda s: s.updates).mean
-        epochs = group.over_seeds(lambda s: s.epochs).mean
+        updates = mean(group.over_seeds(lambda s: s.updates))
+        epochs = mean(group.over_seeds(lambda s: s.epochs))
     return (
         group.column,
         accuracy,
-        str(len(group.runs)),
+        str(len(group.finished)),
         f"{plan.recipe.batch:,}",
         str(plan.ghosts) if plan.recipe.ghost else "plain",
         f"{updates:,.0f}",
         f"{epochs:.4g}",
-        group.over_seeds(lambda s: s.distance).show(1),
-        f"{group.over_seeds(lambda s: s.seconds).mean:.1f}",
+        show_spread(group.over_seeds(lambda s: s.distance)),
+        f"{mean(group.over_seeds(lambda s: s.seconds)):.1f}",
     )
+
+
+def show_spread(values: list[float]) -> str:
+    """Return the mean, and the sample standard deviation if there are several values, as text.
+
+    >>> show_spread([96.5, 96.2, 96.2]), show_spread([96.2]), show_spread([])
+    ('96.3 ± 0.2', '96.2', '–')
+    """
+    if not values:
+        return "–"
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def show_rates(plan: Plan) -> str:
     """Return the learning rates of a plan and the updates at which they begin, as text."""
-    starts = (0, *plan.drop_updates)
     latest = "at most " if plan.recipe.hold == "distance" else ""
-    shown = (f"({latest if start else ''}{start})" for start in starts)
-    return ", ".join(
-        f"{plan.rates(start).lr:.4g} {when}" for start, when in zip(starts, shown, strict=True)
-    )
+    drops = (f", {plan.rates(drop).lr:.4g} ({latest}{drop})" for drop in plan.drop_updates)
+    return f"{plan.rates(0).lr:.4g} (0)" + "".join(drops)

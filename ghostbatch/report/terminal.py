@@ -1,131 +1,92 @@
 """What the terminal shows: the progress of a study, and its tables."""
 
-import time
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from math import inf
 
 from rich.console import Console
-from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 from rich.table import Table as Grid
-from rich.text import Text
 
 from ghostbatch.report.table import HEADERS, Table
 from ghostbatch.study import Cell, Event
-from ghostbatch.train import Record, Summary
+from ghostbatch.train import Record
 
 
-class Panel:
-    """Something that a terminal shows and redraws while a command works."""
-
-    def __init__(self, console: Console, visible: bool = True) -> None:
-        self._console = console
-        self._visible = visible and console.is_terminal
-        self._live: Live | None = None
-
-    def __enter__(self) -> Self:
-        if self._visible:
-            self._live = Live(
-                console=self._console, get_renderable=self._draw, refresh_per_second=4
-            )
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def _draw(self) -> Grid:
-        raise NotImplementedError
+def progress_bars(console: Console) -> Progress:
+    """Return bars, each with two texts and the time left; they are shown in a terminal only."""
+    return Progress(
+        *("{task.description}", BarColumn(24), "{task.fields[steps]}", "{task.fields[note]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+        refresh_per_second=4,
+        speed_estimate_period=inf,
+        disable=not console.is_terminal,
+    )
 
 
-class StudyProgress(Panel):
+class StudyProgress:
     """Shows the runs of a study: in a terminal those at work, elsewhere a line for each that ends.
 
     Pass `on_event` to `run_study`.
     """
 
-    def __init__(self, cells: Sequence[Cell], console: Console) -> None:
-        super().__init__(console, visible=bool(cells))
-        self._cells = list(cells)
-        self._ended: dict[Cell, Summary] = {}
-        self._running: dict[Cell, Record] = {}
-        self._accuracy: dict[Cell, float] = {}
-        self._before: float | None = None
-        self._began = time.monotonic()
+    def __init__(self, cells: Sequence[Cell], bars: Progress) -> None:
+        self._cells, self._bars = cells, bars
+        total = sum(cell.cost for cell in cells)
+        self._all = bars.add_task("all", total=total, visible=bool(cells), steps="", note="")
+        self._running: dict[Cell, TaskID] = {}
+        self._work: dict[Cell, float] = {}
+        self._ended = 0
 
     def on_event(self, cell: Cell, event: Event) -> None:
         """Note a record or the summary of a run."""
-        if isinstance(event, Summary):
-            self._running.pop(cell, None)
-            self._ended[cell] = event
-            if not self._console.is_terminal:
-                count = f"[{len(self._ended)}/{len(self._cells)}]"
-                accuracy = "diverged" if event.status == "diverged" else f"{event.accuracy:.1f} %"
-                self._console.print(
-                    f"{count} {cell.name}: {accuracy}, {self._left()}", highlight=False
-                )
+        if isinstance(event, Record):
+            updates = cell.plan.updates
+            if cell not in self._running:
+                self._running[cell] = self._bars.add_task(cell.name, steps="", note="")
+            steps = f"update {event.update:,} / {updates:,}"
+            task = self._running[cell]
+            self._bars.update(task, completed=event.update, total=updates, steps=steps)
+            if event.split == "validation":
+                self._bars.update(task, note=f"{event.accuracy:.1f} %")
+            self._note_work(cell, cell.cost * event.update / updates)
             return
-        if self._before is None:
-            self._before = self._work()  # done by an earlier command
-            self._began = time.monotonic()
-        self._running[cell] = event
-        if event.split == "validation":
-            self._accuracy[cell] = event.accuracy
+        if cell in self._running:
+            self._bars.remove_task(self._running.pop(cell))
+        else:  # it ended in an earlier command, which says nothing about the pace of this one
+            self._bars.reset(self._all)
+        self._ended += 1
+        self._note_work(cell, cell.cost)
+        if self._bars.disable:
+            accuracy = "diverged" if event.status == "diverged" else f"{event.accuracy:.1f} %"
+            line = f"[{self._ended}/{len(self._cells)}] {cell.name}: {accuracy}, {self._time()}"
+            self._bars.console.print(line, highlight=False)
 
-    def _work(self) -> float:
-        """Return the work done so far, in samples."""
-        running = (c.cost * r.update / c.plan.updates for c, r in list(self._running.items()))
-        return sum(cell.cost for cell in self._ended) + sum(running)
+    def _note_work(self, cell: Cell, samples: float) -> None:
+        self._work[cell] = samples
+        ended = f"{self._ended} of {len(self._cells)} cells ended"
+        self._bars.update(self._all, completed=sum(self._work.values()), steps=ended)
 
-    def _left(self) -> str:
+    def _time(self) -> str:
         """Return the time left as text, at the pace of this command."""
-        total = sum(cell.cost for cell in self._cells)
-        done, elapsed = self._work(), time.monotonic() - self._began
-        if done >= total:
-            return f"{clock(elapsed)} in all"
-        pace = done - (self._before or 0.0)
-        return f"{clock(elapsed * (total - done) / pace)} left" if pace > 0 else "time left unknown"
-
-    def _draw(self) -> Grid:
-        grid = Grid.grid(padding=(0, 2))
-        for cell, record in sorted(self._running.items(), key=lambda item: item[0].name):
-            accuracy = self._accuracy.get(cell)
-            grid.add_row(
-                cell.name,
-                _bar(record.update / cell.plan.updates),
-                f"update {record.update:,} / {cell.plan.updates:,}",
-                "" if accuracy is None else f"{accuracy:.1f} %",
-            )
-        total = sum(cell.cost for cell in self._cells)
-        ended = f"{len(self._ended)} of {len(self._cells)} cells ended"
-        grid.add_row("all", _bar(self._work() / total), ended, self._left())
-        return grid
+        task = self._bars.tasks[0]
+        if task.finished_time is not None:
+            return f"{timedelta(seconds=round(task.finished_time))} in all"
+        left = task.time_remaining
+        return "time left unknown" if left is None else f"{timedelta(seconds=round(left))} left"
 
 
-class InstrumentProgress(Panel):
-    """Shows how far an instrument is: a bar in a terminal, elsewhere a line when it begins.
+def instrument_progress(name: str, bars: Progress) -> Callable[[int, int], None]:
+    """Show an instrument: in a terminal a bar, elsewhere a line; return `measure`'s callback."""
+    if bars.disable:
+        bars.console.print(f"measuring: {name}", highlight=False)
+    task = bars.add_task(name, steps="", note="")
 
-    Pass it to `measure` as ``on_progress``.
-    """
+    def on_progress(done: int, total: int) -> None:
+        bars.update(task, completed=done, total=total, steps=f"{done:,} / {total:,}")
 
-    def __init__(self, name: str, console: Console) -> None:
-        super().__init__(console)
-        self._name, self._done, self._total = name, 0, 1
-
-    def __enter__(self) -> Self:
-        if not self._console.is_terminal:
-            self._console.print(f"measuring: {self._name}", highlight=False)
-        return super().__enter__()
-
-    def __call__(self, done: int, total: int) -> None:
-        """Note the number of steps done and the number of all steps."""
-        self._done, self._total = done, total
-
-    def _draw(self) -> Grid:
-        grid = Grid.grid(padding=(0, 2))
-        bar = _bar(self._done / self._total)
-        grid.add_row(self._name, bar, f"{self._done:,} / {self._total:,}")
-        return grid
+    return on_progress
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
@@ -139,19 +100,3 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
         console.print(grid)
         for note in table.notes:
             console.print(note, style="yellow")
-
-
-def clock(seconds: float) -> str:
-    """Return a time as minutes and seconds, with hours if there are any.
-
-    >>> clock(75.4), clock(3675)
-    ('1:15', '1:01:15')
-    """
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def _bar(fraction: float, width: int = 24) -> Text:
-    full = round(width * min(1.0, fraction))
-    return Text("━" * full, style="green") + Text("━" * (width - full), style="bright_black")

@@ -2,7 +2,7 @@
 
 from ghostbatch.study.executor import Event, Executor, Job, Where, WorkerDied
 from ghostbatch.study.instruments import Instrument, measure
-from ghostbatch.study.manifest import Manifest, RowEntry
+from ghostbatch.study.manifest import read_study, write_study
 from ghostbatch.study.recipes import PROVISIONAL, RECIPES, find_recipe
 from ghostbatch.study.runner import run_cells, run_study
 from ghostbatch.study.studies import STUDIES, Cell, Row, Study, find_study
@@ -16,15 +16,15 @@ __all__ = [
     "Executor",
     "Instrument",
     "Job",
-    "Manifest",
     "Row",
-    "RowEntry",
     "Study",
     "Where",
     "WorkerDied",
     "find_recipe",
     "find_study",
     "measure",
+    "read_study",
     "run_cells",
     "run_study",
+    "write_study",
 ]

@@ -7,7 +7,7 @@ cluster, say) is one more class with these two methods.
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ghostbatch.recipe import Recipe
 from ghostbatch.train import OnRecord, Record, Summary, train
@@ -21,20 +21,20 @@ class Where:
     """Where and how a job runs: arguments of `train` that do not change its numbers."""
 
     device: str | None = None
-    """"cpu", "cuda", "cuda:1", ...; None is the GPU if there is one."""
+    """cpu, cuda, cuda:1, ...; None is the GPU, or all GPUs for a study, if there is one."""
     threads: int | None = 1
     """CPU threads; None is PyTorch's choice."""
     micro: int | None = None
     """Samples per backward pass; None is the whole batch."""
     data_dir: str | None = None
-    """Folder of the data sets; None is GHOSTBATCH_DATA, or ``data`` in the current folder."""
+    """Folder of the data sets; None is GHOSTBATCH_DATA, or the folder data here."""
     checkpoint_seconds: float = 10.0
     """Time between checkpoints."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a study: what it computes, in which folder, and where."""
+    """One run of a study: what it computes, in which folder, and where. It can be pickled."""
 
     name: str
     """For messages."""
@@ -45,21 +45,6 @@ class Job:
     def run(self, on_record: OnRecord) -> Summary:
         """Train in this process, or continue from the folder's checkpoint."""
         return train(self.recipe, out=self.folder, on_record=on_record, **asdict(self.where))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the job as plain data for JSON; `from_dict` reads it."""
-        return {
-            "name": self.name,
-            "recipe": self.recipe.as_dict(),
-            "folder": str(self.folder),
-            "where": asdict(self.where),
-        }
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "Job":
-        """Read what `as_dict` wrote."""
-        recipe, where = Recipe.from_dict(fields["recipe"]), Where(**fields["where"])
-        return cls(fields["name"], recipe, Path(fields["folder"]), where)
 
 
 class Executor(Protocol):

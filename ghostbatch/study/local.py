@@ -1,23 +1,23 @@
 """Runs jobs in worker processes of this machine."""
 
-import json
 import os
+import pickle
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from queue import SimpleQueue
-from threading import Thread
-from typing import IO, Any, cast
+from typing import IO, cast
 
-from ghostbatch.errors import InputError
 from ghostbatch.study.executor import Event, Job, WorkerDied
-from ghostbatch.train import Record, Summary
+from ghostbatch.train import Summary
 
 PATIENCE = 20.0
 """Seconds that workers get for their last checkpoint."""
+
+Worker = subprocess.Popen[bytes]
+"""A process of `ghostbatch.study.worker`."""
 
 
 class LocalExecutor:
@@ -37,28 +37,38 @@ class LocalExecutor:
     def submit(self, job: Job) -> Iterator[Event]:
         """Hand the job to an idle worker of its device, or to a new one; return its events."""
         idle = self._idle[job.where.device]
-        if idle:
-            worker = idle.pop()
-        else:
-            worker = Worker(self._lock)
-            self._workers.append(worker)
-        worker.send(job)
+        worker = idle.pop() if idle else self._start_worker()
+        stdin = cast(IO[bytes], worker.stdin)
+        with suppress(BrokenPipeError):  # the worker is dead, which `_events` reports
+            pickle.dump(job, stdin)
+            stdin.flush()
         return self._events(job, worker)
 
-    def _events(self, job: Job, worker: "Worker") -> Iterator[Event]:
-        while (reply := worker.replies.get()) is not None:
-            match reply:
-                case {"record": fields}:
-                    yield Record(**fields)
-                case {"summary": fields}:
-                    self._idle[job.where.device].append(worker)
-                    yield Summary(**fields)
-                    return
-                case {"refused": parts}:
-                    raise InputError(*parts)
-                case {"failed": parts}:
-                    raise OSError(*parts)
-        raise WorkerDied(job)
+    def _start_worker(self) -> Worker:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "ghostbatch.study.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[self._lock],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self._workers.append(worker)
+        return worker
+
+    def _events(self, job: Job, worker: Worker) -> Iterator[Event]:
+        stdout = cast(IO[bytes], worker.stdout)
+        while True:
+            try:
+                reply = pickle.load(stdout)  # noqa: S301 (from our own process)
+            except (EOFError, pickle.UnpicklingError):
+                raise WorkerDied(job) from None
+            if isinstance(reply, Exception):
+                raise reply
+            if isinstance(reply, Summary):
+                self._idle[job.where.device].append(worker)
+                yield reply
+                return
+            yield reply
 
     def close(self) -> None:
         """Have every worker save a checkpoint and end; an interrupt meanwhile kills them."""
@@ -67,57 +77,9 @@ class LocalExecutor:
                 worker.terminate()
             deadline = time.monotonic() + PATIENCE
             for worker in self._workers:
-                worker.wait(deadline - time.monotonic())
+                with suppress(subprocess.TimeoutExpired):
+                    worker.wait(max(0.0, deadline - time.monotonic()))
         finally:
             for worker in self._workers:
-                worker.kill()
-
-
-class Worker:
-    """A process of `ghostbatch.study.worker`."""
-
-    def __init__(self, lock: int) -> None:
-        self.replies: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-        """What the worker answered; None once it is gone."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ghostbatch.study.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=[lock],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        self._stdin, self._stdout = (
-            cast(IO[str], pipe) for pipe in (self._process.stdin, self._process.stdout)
-        )
-        self._listener = Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def send(self, job: Job) -> None:
-        """Hand over a job; if the worker is dead, the next reply is None."""
-        with suppress(BrokenPipeError):
-            self._stdin.write(json.dumps(job.as_dict()) + "\n")
-            self._stdin.flush()
-
-    def terminate(self) -> None:
-        """Ask the process to end; a job that is running saves a checkpoint first."""
-        self._process.terminate()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the process to end, at most ``seconds``."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, seconds))
-
-    def kill(self) -> None:
-        """End the process at once; its job continues from the last checkpoint next time."""
-        self._process.kill()
-        self._process.wait()
-        self._listener.join()
-        for pipe in (self._stdin, self._stdout):
-            with suppress(BrokenPipeError):  # of a job that was not read
-                pipe.close()
-
-    def _listen(self) -> None:
-        for line in self._stdout:
-            self.replies.put(json.loads(line))
-        self.replies.put(None)
+                with suppress(BrokenPipeError), worker:  # leaving it closes its pipes and waits
+                    worker.kill()

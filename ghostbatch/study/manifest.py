@@ -1,75 +1,64 @@
-"""``study.json``: which rows, columns, seeds, figures and instruments a study's folder holds."""
+"""``study.json``: the part of a study that its folder holds, for a report or a later command."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
-from ghostbatch.study.studies import FIGURES, Cell, Study
+from ghostbatch.recipe import Recipe
+from ghostbatch.study.instruments import Instrument
+from ghostbatch.study.studies import Cell, Row, Study
 
 NAME = "study.json"
 
 
-@dataclass(frozen=True)
-class RowEntry:
-    """A `Row` without its recipes."""
+def held_part(study: Study, cells: Sequence[Cell], earlier: Study | None) -> Study:
+    """Return the study with only the rows, columns and seeds of ``cells`` and of ``earlier``."""
+    earlier = earlier or Study(study.name, seeds=())
+    if earlier.name != study.name:
+        problem = f"the folder holds the study {earlier.name}"
+        raise InputError("out", problem, "choose another folder")
+    held = {(row, column) for row, entry in earlier.rows.items() for column in entry.columns}
+    held |= {(cell.row, cell.column) for cell in cells}
+    rows = {}
+    for name, row in study.rows.items():
+        columns = {column: row.columns[column] for column in row.columns if (name, column) in held}
+        if columns:
+            rows[name] = replace(row, columns=columns)
+    seeds = {*earlier.seeds, *(cell.recipe.seed for cell in cells)}
+    return replace(study, rows=rows, seeds=tuple(sorted(seeds)))
 
-    columns: tuple[str, ...]
-    figures: tuple[str, ...] = FIGURES
-    note: str = ""
 
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a report needs to know of a study besides its run folders, ROW/COLUMN/seed-K."""
-
-    name: str
-    rows: dict[str, RowEntry] = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
-    instruments: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, study: Study, cells: Sequence[Cell], earlier: "Manifest | None") -> "Manifest":
-        """Describe a study: the cells that are run now, and those of its earlier manifest."""
-        earlier = earlier or cls(study.name)
-        if earlier.name != study.name:
-            problem = f"the folder holds the study {earlier.name}"
-            raise InputError("out", problem, "choose another folder")
-        held = {(row, column) for row, entry in earlier.rows.items() for column in entry.columns}
-        held |= {(cell.row, cell.column) for cell in cells}
+def read_study(folder: Path) -> Study | None:
+    """Read the ``study.json`` of a folder; return None if there is none."""
+    path = folder / NAME
+    if not path.is_file():
+        return None
+    try:
+        fields = json.loads(path.read_text())
         rows = {}
-        for name, row in study.rows.items():
-            columns = tuple(column for column in row.columns if (name, column) in held)
-            if columns:
-                rows[name] = RowEntry(columns, row.figures, row.note)
-        seeds = {*earlier.seeds, *(cell.recipe.seed for cell in cells)}
-        instruments = tuple(instrument.name for instrument in study.instruments)
-        return cls(study.name, rows, tuple(sorted(seeds)), instruments)
-
-    @classmethod
-    def read(cls, folder: Path) -> "Manifest | None":
-        """Read the manifest of a folder; return None if there is none."""
-        path = folder / NAME
-        if not path.is_file():
-            return None
-        try:
-            fields = json.loads(path.read_text())
-            rows = {name: RowEntry(**_tuples(row)) for name, row in fields.pop("rows").items()}
-            return cls(rows=rows, **_tuples(fields))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise InputError(
-                "folder", f"{path} cannot be read", "delete it and run the study again"
-            ) from None
-
-    def write(self, folder: Path) -> None:
-        """Write the manifest into a study's folder."""
-        with atomic_file(folder / NAME) as file:
-            file.write(json.dumps(asdict(self), indent=2).encode() + b"\n")
+        for name, row in fields["rows"].items():
+            columns = {column: Recipe.from_dict(each) for column, each in row["columns"].items()}
+            rows[name] = Row(columns, tuple(row["figures"]), row["note"])
+        instruments = tuple(
+            Instrument(each["name"], each["recipe"] and Recipe.from_dict(each["recipe"]))
+            for each in fields["instruments"]
+        )
+        return Study(fields["name"], rows, tuple(fields["seeds"]), instruments)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise InputError(
+            "folder", f"{path} cannot be read", "delete it and run the study again"
+        ) from None
 
 
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """Undo what JSON does to tuples."""
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+def write_study(study: Study, folder: Path) -> None:
+    """Write a study to the ``study.json`` of a folder."""
+    with atomic_file(folder / NAME) as file:
+        file.write(json.dumps(study, default=_fields, indent=2).encode() + b"\n")
+
+
+def _fields(part: Study | Row | Instrument | Recipe) -> dict[str, Any]:
+    return part.as_dict() if isinstance(part, Recipe) else vars(part)

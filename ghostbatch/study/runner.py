@@ -16,7 +16,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.files import locked
 from ghostbatch.study.executor import Event, Executor, Job, Where
 from ghostbatch.study.local import LocalExecutor
-from ghostbatch.study.manifest import Manifest
+from ghostbatch.study.manifest import held_part, read_study, write_study
 from ghostbatch.study.placement import Placement, find_devices, gpu_share
 from ghostbatch.study.studies import Cell, Study
 from ghostbatch.train import read_summary
@@ -53,21 +53,16 @@ def run_study(
     """
     if jobs < 1:
         raise InputError("jobs", f"{jobs} is below 1", "use 1 or more")
-    manifest = Manifest.of(study, cells, Manifest.read(out))
-    _check_folders(cells, out)
-    placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
-    with locked(out) as lock, closing(make_executor(lock)) as executor:
-        manifest.write(out)
-        run_cells(cells, out, executor, placement, where, on_event)
-
-
-def _check_folders(cells: Sequence[Cell], out: Path) -> None:
-    """Raise `InputError` for a folder of another recipe, or with files that cannot be read."""
-    for cell in cells:
+    held = held_part(study, cells, read_study(out))
+    for cell in cells:  # refuse a folder of another recipe, or with files that cannot be read
         folder = RunFolder(cell.folder(out), cell.plan)
         if folder.summary() is None:
             with warnings.catch_warnings(action="ignore"):  # the worker will warn
                 folder.checkpoint()
+    placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
+    with locked(out) as lock, closing(make_executor(lock)) as executor:
+        write_study(held, out)
+        run_cells(cells, out, executor, placement, where, on_event)
 
 
 def run_cells(
@@ -83,7 +78,12 @@ def run_cells(
     A cell that follows the distances of another run starts when that run has ended; if it
     diverged, the cell is left out.
     """
-    waiting = deque(_report_ended(cells, out, on_event))
+    waiting: deque[Cell] = deque()
+    for cell in cells:
+        if (summary := read_summary(cell.folder(out) / "summary.json")) is not None:
+            on_event(cell, summary)
+        else:
+            waiting.append(cell)
     shapes = {data: find_info(data).shape for data in {cell.recipe.data for cell in waiting}}
     mail: SimpleQueue[tuple[Cell, Message]] = SimpleQueue()
     running: dict[Cell, tuple[str, float]] = {}
@@ -112,24 +112,11 @@ def run_cells(
                 on_event(cell, message)
 
 
-def _report_ended(cells: Sequence[Cell], out: Path, on_event: OnEvent) -> list[Cell]:
-    """Report the summaries of cells that have ended; return the others."""
-    others = []
-    for cell in cells:
-        if (summary := read_summary(cell.folder(out) / "summary.json")) is not None:
-            on_event(cell, summary)
-        else:
-            others.append(cell)
-    return others
-
-
 def _follows_any(cell: Cell, running: Iterable[Cell], out: Path) -> bool:
-    """Return whether a cell follows one of the running cells."""
     return cell.recipe.reference in {str(other.folder(out.resolve())) for other in running}
 
 
 def _reference_diverged(cell: Cell) -> bool:
-    """Return whether a cell follows a run that diverged."""
     if cell.recipe.reference is None:
         return False
     summary = read_summary(Path(cell.recipe.reference) / "summary.json")

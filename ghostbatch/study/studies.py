@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import accumulate
 from pathlib import Path
 
 from ghostbatch.data import find_info
@@ -59,11 +58,6 @@ class Cell:
         """Work in samples; an update costs about 32 of them, however small its batch."""
         return self.plan.updates * (self.recipe.batch + 32)
 
-    @property
-    def follows(self) -> bool:
-        """Whether the run needs the distances of another one, which must end first."""
-        return self.recipe.hold == "distance"
-
     def folder(self, out: Path) -> Path:
         """Return the run's folder in the study's folder."""
         return out / self.row / self.column / f"seed-{self.recipe.seed}"
@@ -117,23 +111,20 @@ class Study:
             for column in (column for column in row.columns if column in chosen):
                 for seed in seeds or self.seeds:
                     recipe = replace(row.columns[column], seed=seed)
-                    cells.append(_cell(name, column, recipe, out))
-        return sorted(cells, key=lambda cell: (cell.follows, -cell.cost))
-
-
-def _cell(row: str, column: str, recipe: Recipe, out: Path) -> Cell:
-    if recipe.reference is not None:
-        reference = out.resolve() / row / recipe.reference / f"seed-{recipe.seed}"
-        recipe = replace(recipe, reference=str(reference))
-    return Cell(row, column, recipe.plan(find_info(recipe.data).samples))
+                    if recipe.reference is not None:
+                        reference = out.resolve() / name / recipe.reference / f"seed-{seed}"
+                        recipe = replace(recipe, reference=str(reference))
+                    plan = recipe.plan(find_info(recipe.data).samples)
+                    cells.append(Cell(name, column, plan))
+        return sorted(cells, key=lambda cell: (cell.recipe.hold == "distance", -cell.cost))
 
 
 def paper_row(recipe: Recipe, large: int, ghost: int) -> Row:
     """Return a row of the paper's tables, with its columns."""
-    steps = columns(large, ghost)
-    recipes = accumulate(steps.values(), lambda r, step: step(r), initial=recipe)
-    next(recipes)  # the recipe before any step
-    return Row(dict(zip(steps, recipes, strict=True)), note=PAPER_NOTE)
+    recipes = {}
+    for column, step in columns(large, ghost).items():
+        recipe = recipes[column] = step(recipe)
+    return Row(recipes, note=PAPER_NOTE)
 
 
 def quick() -> Study:
@@ -178,22 +169,20 @@ def diffusion() -> Study:
     base = find_recipe("f1-digits")
     high = replace(base, regime=Regime(lr=base.regime.lr, epochs=16))
     undecayed = replace(high, regime=replace(high.regime, weight_decay=0.0))
-    sizes = (32, 128, 512, 1024)
-
-    def adapted(recipe: Recipe, batch: int) -> Recipe:
-        return replace(recipe, batch=batch, lr_rule="sqrt", ghost=min(32, batch))
-
+    dropped = replace(high, batch=1024, regime=replace(high.regime, drops=((8, 0.005),)))
     large = replace(base, batch=256, lr_rule="sqrt", ghost=32)
-    dropped = replace(
-        base, batch=1024, regime=Regime(lr=base.regime.lr, epochs=16, drops=((8, 0.005),))
-    )
+    adapted = replace(high, lr_rule="sqrt", ghost=32)
+    sizes = (32, 128, 512, 1024)
     factors = (Fraction(1, 4), Fraction(1, 2), 1, 2, 4)
+
+    def by_size(recipe: Recipe, sizes: Sequence[int]) -> Row:
+        return Row({f"batch {size}": replace(recipe, batch=size) for size in sizes})
+
+    longer = {f"x {float(by):g}": replace(base, regime=_longer(base.regime, by)) for by in factors}
     rows = {
-        "before": Row({f"batch {size}": replace(high, batch=size) for size in sizes}),
-        "after": Row({f"batch {size}": adapted(high, size) for size in sizes}),
-        "no weight decay": Row(
-            {f"batch {size}": replace(undecayed, batch=size) for size in (32, 1024)}
-        ),
+        "before": by_size(high, sizes),
+        "after": by_size(adapted, sizes),
+        "no weight decay": by_size(undecayed, (32, 1024)),
         "rate or noise": Row(
             {
                 "scaled rate": replace(dropped, lr_rule="sqrt"),
@@ -207,13 +196,7 @@ def diffusion() -> Study:
                 "by distance": replace(large, hold="distance", reference="SB"),
             }
         ),
-        "longer": Row(
-            {
-                f"x {float(factor):g}": replace(base, regime=_longer(base.regime, factor))
-                for factor in factors
-            },
-            figures=(*FIGURES, "accuracy-by-distance"),
-        ),
+        "longer": Row(longer, figures=(*FIGURES, "accuracy-by-distance")),
     }
     return Study("diffusion", rows, instruments=(Instrument("potential", base),))
 

@@ -10,7 +10,8 @@ from ghostbatch.errors import InputError
 from ghostbatch.report.figures import slope_with_interval
 from ghostbatch.report.instruments import draw_instruments
 from ghostbatch.report.page import write_report
-from ghostbatch.study import Manifest
+from ghostbatch.report.runs import read_results
+from ghostbatch.study import Instrument, Study, write_study
 
 
 def walks(times):
@@ -24,7 +25,8 @@ def walks(times):
 def test_a_study_of_instruments_has_a_page_without_runs(tmp_path, listed):
     (tmp_path / "walk.json").write_text(json.dumps(walks(np.unique(np.geomspace(1, 1e4, 60) // 1))))
     if listed:
-        Manifest("walk", instruments=("walk", "potential")).write(tmp_path)
+        instruments = (Instrument("walk"), Instrument("potential"))
+        write_study(Study("walk", instruments=instruments), tmp_path)
     page, tables = write_report(tmp_path)
     assert tables == []
     text = page.read_text()
@@ -40,7 +42,7 @@ def test_the_caption_of_the_potential_states_its_exponents(tmp_path):
     losses = 2.3 + 0.1 * z * draw.normal(size=400)  # alpha = 2
     found = {"distances": z.tolist(), "losses": losses.tolist(), "origin": 2.3, "radius": 20.0}
     (tmp_path / "potential.json").write_text(json.dumps({**found, "walked": 15.0, "images": 1000}))
-    (plot,) = draw_instruments(["potential"], tmp_path)
+    (plot,) = draw_instruments(read_results(tmp_path), tmp_path)
     alphas = [float(a) for a in re.findall(r"([\d.]+) ± [\d.]+ up to", plot.caption)]
     assert len(alphas) == 3
     assert alphas[0] == pytest.approx(2, abs=0.2)

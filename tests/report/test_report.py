@@ -13,7 +13,7 @@ from ghostbatch import Recipe, Regime, train
 from ghostbatch.errors import InputError
 from ghostbatch.report.page import write_report
 from ghostbatch.report.runs import read_results
-from ghostbatch.study import Manifest, RowEntry
+from ghostbatch.study import Row, Study, find_recipe, find_study, write_study
 
 
 @pytest.fixture(scope="module")
@@ -77,26 +77,32 @@ def test_unfinished_and_diverged_runs_are_counted_below_the_table(folder):
 
 
 def test_columns_stand_in_the_papers_order_without_study_json(folder):
-    assert [group.column for group in read_results(folder).groups] == ["SB", "+GBN"]
+    (groups,) = read_results(folder).rows.values()
+    assert [group.column for group in groups] == ["SB", "+GBN"]
 
 
 @pytest.fixture
 def declared(folder):
-    """Write a study.json into the folder for one test."""
-    yield lambda **fields: Manifest("mini", **fields).write(folder)
+    """Write a study.json with one row into the folder for one test."""
+
+    def declare(columns, seeds, **fields):
+        row = Row(dict.fromkeys(columns, find_recipe("f1-digits")), **fields)
+        write_study(Study("mini", {"f1-digits": row}, seeds), folder)
+
+    yield declare
     (folder / "study.json").unlink()
 
 
 def test_study_json_decides_rows_columns_seeds_and_their_order(folder, declared):
-    declared(rows={"f1-digits": RowEntry(("+GBN", "LB", "SB"))}, seeds=(0,))
+    declared(["+GBN", "LB", "SB"], seeds=(0,))
     _, (table,) = write_report(folder)
     assert [(line[0], line[2]) for line in table.lines] == [("+GBN", "1"), ("SB", "1")]
     assert table.notes == []
 
 
 def test_study_json_decides_the_figures_and_notes(folder, declared):
-    entry = RowEntry(("SB",), figures=("accuracy-by-distance",), note="A note on the row.")
-    declared(rows={"f1-digits": entry}, seeds=(0, 1))
+    figures = ("accuracy-by-distance",)
+    declared(["SB"], seeds=(0, 1), figures=figures, note="A note on the row.")
     text = write_report(folder)[0].read_text()
     assert text.count("<svg") == 1
     assert "Test accuracy at the end against the distance" in text
@@ -105,13 +111,13 @@ def test_study_json_decides_the_figures_and_notes(folder, declared):
 
 
 def test_an_unknown_figure_in_study_json_is_refused(folder, declared):
-    declared(rows={"f1-digits": RowEntry(("SB",), figures=("pie",))}, seeds=(0,))
+    declared(["SB"], seeds=(0,), figures=("pie",))
     with pytest.raises(InputError, match=r"^figures: 'pie' of row f1-digits is unknown; choose"):
         write_report(folder)
 
 
 def test_a_study_that_has_not_begun_has_no_report(tmp_path):
-    Manifest("mini", {"row": RowEntry(("SB",))}, (0,)).write(tmp_path)
+    write_study(find_study("quick"), tmp_path)
     with pytest.raises(InputError, match=r"^folder: .* holds no runs; name the folder of a study"):
         write_report(tmp_path)
 

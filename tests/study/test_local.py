@@ -41,7 +41,7 @@ def test_jobs_on_other_devices_get_other_workers(executor, tiny, tmp_path):
 def test_a_worker_that_is_killed_is_reported_by_the_name_of_its_job(executor, tiny, tmp_path):
     events = executor.submit(Job("row column seed 0", tiny, tmp_path / "run", CPU))
     next(events)
-    os.kill(executor._workers[0]._process.pid, signal.SIGKILL)
+    os.kill(executor._workers[0].pid, signal.SIGKILL)
     with pytest.raises(WorkerDied) as caught:
         list(events)
     assert str(caught.value) == (
