@@ -1,7 +1,10 @@
-"""Inputs for the tests of ghost norm: values that differ between ghosts, in every layout."""
+"""Inputs for the tests of ghost norm: values that differ between ghosts, layouts, layers."""
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+import ghostbatch as gb
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -27,3 +30,15 @@ LAYOUTS = {
         :, : x.shape[1]
     ],
 }
+
+EACH_LAYER = pytest.mark.parametrize(
+    ("ghost_layer", "plain_layer", "shape"),
+    [
+        (gb.GhostBatchNorm1d, nn.BatchNorm1d, (3,)),
+        (gb.GhostBatchNorm1d, nn.BatchNorm1d, (3, 4)),
+        (gb.GhostBatchNorm2d, nn.BatchNorm2d, (3, 2, 2)),
+        (gb.GhostBatchNorm3d, nn.BatchNorm3d, (3, 2, 2, 2)),
+    ],
+    ids=["1d", "1d with length", "2d", "3d"],
+)
+"""Each ghost layer, PyTorch's layer, and the shape of a sample with 3 channels."""

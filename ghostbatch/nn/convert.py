@@ -1,7 +1,7 @@
-"""Turn a model's BatchNorm layers into ghost layers, and back, without touching anything else.
+"""Converts a model's BatchNorm layers to ghost layers, and back.
 
-A ghost layer has the parameters and buffers of the BatchNorm it replaces, so conversion changes
-the class of the very same object: optimizers, hooks, names and shared layers stay valid.
+A ghost layer has the parameters and buffers of the BatchNorm it replaces, so conversion only
+changes the class of the object: optimizers, hooks, names and shared layers stay valid.
 """
 
 import warnings
@@ -38,12 +38,12 @@ def to_ghost(
     *,
     running: Running | None = None,
 ) -> Model:
-    """Make every BatchNorm of ``model`` a ghost layer; return the model.
+    """Convert every BatchNorm of ``model`` to a ghost layer, in place; return the model.
 
-    On a ghost layer this changes the ghost size, and the process group and how it runs its
-    statistics where those are given; a new layer has the default group and runs them sequentially
-    otherwise. Subclasses of BatchNorm may add behaviour that would be lost, so they are left alone,
-    with one warning that names them.
+    On a layer that is a ghost layer already, this changes the ghost size, and the process group and
+    the policy of running statistics if they are given; a new layer gets the default group and
+    "sequential" otherwise. Subclasses of BatchNorm may add behaviour that would be lost, so they
+    are left alone, with one warning that names them.
     """
     check_options(ghost, running or "sequential")
     left_alone = []
@@ -71,7 +71,7 @@ def to_ghost(
 
 
 def to_plain(model: Model) -> Model:
-    """Make every ghost layer of ``model`` the BatchNorm it was; return the model."""
+    """Convert every ghost layer of ``model`` back to the BatchNorm it was; return the model."""
     for layer in model.modules():
         if type(layer) in PLAIN_OF:
             layer.__class__ = PLAIN_OF[type(layer)]

@@ -1,7 +1,7 @@
-"""Plain batch norm over the whole batch of all ranks, on any device.
+"""Batch norm over the batch of all ranks, on any device.
 
-PyTorch's SyncBatchNorm is the same and wants a GPU. This one is plain code: it serves the small-
-and large-batch columns of a run on several ranks, which must not depend on their number.
+PyTorch's SyncBatchNorm does the same but needs a GPU. Runs without ghosts use this one on several
+ranks, so that their results do not depend on the number of ranks.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from ghostbatch.ops.reference import per_channel
 
 
 class CrossRankBatchNorm(_BatchNorm):
-    """BatchNorm with the statistics of every rank's samples; each rank must have as many."""
+    """BatchNorm with statistics over the samples of all ranks, which must have equally many."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.BatchNorm's name for it)
         """Normalise over all ranks in training, by the running statistics in evaluation."""
@@ -33,14 +33,14 @@ class CrossRankBatchNorm(_BatchNorm):
         centred = wide - per_channel(mean, input)
         squares = centred.square().sum(dims)
         variance = SumOverRanks.apply(squares) / count  # type: ignore[no-untyped-call]
-        self._move(mean.detach(), variance.detach() * count / (count - 1))
+        self._update_running(mean.detach(), variance.detach() * count / (count - 1))
         y = centred * per_channel(torch.rsqrt(variance + self.eps), input)
         if self.affine:
             y = y * per_channel(self.weight, input) + per_channel(self.bias, input)
         return y.to(input.dtype)
 
-    def _move(self, mean: Tensor, variance: Tensor) -> None:
-        """One exponential update, as nn.BatchNorm does it."""
+    def _update_running(self, mean: Tensor, variance: Tensor) -> None:
+        """Update the running statistics as nn.BatchNorm does."""
         if self.running_mean is None or self.running_var is None or not self.track_running_stats:
             return
         if self.num_batches_tracked is not None:
@@ -57,7 +57,7 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
-        """Add up."""
+        """Return the sum."""
         del ctx
         total = values.clone()
         dist.all_reduce(total)
@@ -65,12 +65,12 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Each rank's values enter every rank's sum."""
+        """Sum the gradients: each rank's values enter every rank's sum."""
         return SumOverRanks.forward(ctx, gradients[0])
 
 
 def to_cross_rank(model: nn.Module) -> None:
-    """Have every plain BatchNorm of ``model`` normalise over all ranks; objects stay the same."""
+    """Make every plain BatchNorm of ``model`` normalise over all ranks, in place."""
     for layer in model.modules():
         if type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             layer.__class__ = CrossRankBatchNorm

@@ -1,39 +1,39 @@
-"""Dropout whose masks depend on the update and on a sample's position in the batch, nothing else.
+"""Dropout whose masks depend only on the update and on a sample's position in the batch.
 
-PyTorch draws a mask from one stream for whatever samples it is given, so the mask of a sample
-changes with the number of ranks and micro-batches. Here each value is kept or dropped by a hash of
-the update's key, the layer, the position of the sample in the whole batch, and the feature.
+PyTorch draws masks from one stream of random numbers, so the mask of a sample changes with the
+number of ranks and micro-batches. Here each value is kept or dropped by a hash of the update's key,
+the layer, the position of the sample in the batch of all ranks, and the feature.
 """
 
 import torch
 from torch import Tensor, nn
 
 BITS = 53
-"""Of the hash that are compared with p: as many as a float holds."""
+"""Bits of the hash that are compared with p: as many as a float holds."""
 
 
 class BatchPosition:
-    """Where the samples of the next forward stand; tensors, so that compiled code may read it."""
+    """Position of the next forward's samples in the batch, for compiled code too."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.key = torch.zeros((), dtype=torch.long, device=device)
         self.first = torch.zeros((), dtype=torch.long, device=device)
 
     def set(self, key: int, first: int) -> None:
-        """Say which update comes, and the position in its batch of the forward's first sample."""
+        """Set the key of the update, and the position in its batch of the next first sample."""
         self.key.fill_(key)
         self.first.fill_(first)
 
 
 class KeyedDropout(nn.Dropout):
-    """nn.Dropout with a mask per position."""
+    """nn.Dropout with masks by position."""
 
     position: BatchPosition
     layer: int
     """Number of this layer in the model."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Dropout's name for it)
-        """Drop values of (N, ...)."""
+        """Drop single values of (N, ...)."""
         return _dropped(self, input, tuple(input.shape[1:]))
 
 
@@ -44,15 +44,15 @@ class _KeyedChannels(nn.Module):
 
 
 class KeyedDropout1d(_KeyedChannels, nn.Dropout1d):
-    """nn.Dropout1d with a mask per position."""
+    """nn.Dropout1d with masks by position."""
 
 
 class KeyedDropout2d(_KeyedChannels, nn.Dropout2d):
-    """nn.Dropout2d with a mask per position."""
+    """nn.Dropout2d with masks by position."""
 
 
 class KeyedDropout3d(_KeyedChannels, nn.Dropout3d):
-    """nn.Dropout3d with a mask per position."""
+    """nn.Dropout3d with masks by position."""
 
 
 KEYED: dict[type[nn.Module], type[nn.Module]] = {
@@ -64,9 +64,9 @@ KEYED: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def key_dropout(model: nn.Module, position: BatchPosition) -> int:
-    """Have every dropout layer of ``model`` take its masks from ``position``; return their number.
+    """Make every dropout layer of ``model`` take its masks from ``position``; return their number.
 
-    Only layers are found; a network that calls the function draws as PyTorch does.
+    Calls of ``F.dropout`` in a network's forward are not found; they draw as PyTorch does.
     """
     keyed = 0
     for number, layer in enumerate(model.modules()):
@@ -90,7 +90,7 @@ def _dropped(layer: nn.Module, x: Tensor, features: tuple[int, ...]) -> Tensor:
 def keep_mask(
     position: BatchPosition, layer: int, samples: int, features: tuple[int, ...], p: float
 ) -> Tensor:
-    """Which values of (samples, *features) are kept: each with probability 1 - p."""
+    """Return which values of (samples, *features) are kept: each with probability 1 - p."""
     device = position.key.device
     positions = torch.arange(samples, device=device).add_(position.first)
     rows = _mix(_mix(position.key + layer) + positions)
@@ -100,7 +100,7 @@ def keep_mask(
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A well mixed 64-bit number for each: the step and the finaliser of splitmix64."""
+    """Hash each 64-bit number: the step and the finaliser of splitmix64."""
     x = x * _signed(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ _shift(x, shift)) * _signed(factor)
@@ -108,10 +108,10 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
-    """To the right, filling with zeros; PyTorch's own would copy the sign."""
+    """Shift to the right, filling with zeros; PyTorch's ``>>`` would copy the sign."""
     return x >> by & (1 << 64 - by) - 1
 
 
 def _signed(number: int) -> int:
-    """The same 64 bits as a signed number."""
+    """Return the same 64 bits as a signed number."""
     return number - (1 << 64) if number >> 63 else number

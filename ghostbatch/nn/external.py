@@ -1,8 +1,8 @@
-"""Other people's networks by name: ``torchvision:NAME``, ``timm:NAME``, ``python:MODULE:FUNCTION``.
+"""Networks from elsewhere by name: ``torchvision:NAME``, ``timm:NAME``, ``python:MODULE:FUNCTION``.
 
-Nothing is imported before such a name is met. What can be known of a name is checked when it is
-looked up; a missing library is reported, and a function of the user's own imported, only when the
-network is built, so that a recipe can be read where its network cannot.
+Libraries are imported only when such a name is looked up. A name is checked at once if its library
+is installed. A missing library is reported, and a user's function imported, only when the network
+is built, so that a recipe can be read where its network cannot be built.
 """
 
 import inspect
@@ -21,7 +21,7 @@ from ghostbatch.optional import import_timm, import_torchvision
 Builder = Callable[..., nn.Module]
 """Takes ``num_classes``, ``in_channels`` and ``image_size``; returns the network."""
 
-# Some need to be told to return one tensor in training, or not to warn of their own defaults.
+# Options that make these return one tensor in training, and not warn about their defaults.
 TORCHVISION_OPTIONS: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": True},
     "inception_v3": {"aux_logits": False, "init_weights": True},
@@ -29,7 +29,7 @@ TORCHVISION_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def from_torchvision(name: str) -> Builder:
-    """The builder of one of torchvision's classifiers."""
+    """Return the builder of a torchvision classifier."""
     if find_spec("torchvision") is not None:
         models = import_torchvision().models
         _check_known("torchvision", name, models.list_models(module=models))
@@ -40,10 +40,10 @@ def from_torchvision(name: str) -> Builder:
             raise InputError(
                 "model",
                 f"torchvision:{name} takes images of 3 channels, not {in_channels}",
-                f"use timm:{name} if timm has it, or a model of your own",
+                f"use timm:{name} if timm has it, or your own model",
             )
         options = dict(TORCHVISION_OPTIONS.get(name, {}))
-        if name.startswith("vit_"):  # the only ones whose weights depend on it
+        if name.startswith("vit_"):  # the only ones whose weights depend on the size
             options["image_size"] = image_size
         model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
         return model
@@ -52,7 +52,7 @@ def from_torchvision(name: str) -> Builder:
 
 
 def from_timm(name: str) -> Builder:
-    """The builder of one of timm's networks."""
+    """Return the builder of a timm network."""
     if find_spec("timm") is not None:
         timm = import_timm()
         if not timm.is_model(name):
@@ -70,7 +70,7 @@ def from_timm(name: str) -> Builder:
 
 
 def from_python(path: str) -> Builder:
-    """The builder ``MODULE:FUNCTION``, called with those of our arguments that it takes."""
+    """Return a builder that calls ``MODULE:FUNCTION`` with those of our arguments that it takes."""
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", path):
         raise InputError(
             "model", f"'python:{path}' names no function", "write python:package.module:function"
@@ -117,7 +117,7 @@ def _import_function(path: str) -> Callable[..., Any]:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
+            raise  # the module exists; something that it imports does not
         raise InputError(
             "model",
             f"python:{path}: there is no module {error.name}",

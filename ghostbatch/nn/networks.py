@@ -1,7 +1,7 @@
-"""The paper's networks, with plain BatchNorm; conversion brings the ghosts.
+"""The paper's networks, with plain BatchNorm; `to_ghost` converts them.
 
-Weights start as PyTorch's layers do, except the convolutions of the residual networks, which start
-as He et al. do (normal, fan-out).
+Weights are initialised as PyTorch's layers do, except the convolutions of the residual networks,
+which are initialised as He et al. do (normal, fan-out).
 """
 
 from collections import OrderedDict
@@ -78,7 +78,7 @@ def vgg(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) ->
 
 def resnet44(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) -> nn.Module:
     """ResNet44: three stages of seven basic blocks, 16, 32 and 64 wide (661,338 parameters)."""
-    del image_size  # any
+    del image_size  # works for any
     return _residual(num_classes, in_channels, depth=7, widths=(16, 32, 64))
 
 
@@ -87,7 +87,7 @@ def wresnet16_4(num_classes: int = 100, *, in_channels: int = 3, image_size: int
 
     This is the authors' network, with a stem of 64 and ReLU after each norm, not Zagoruyko's.
     """
-    del image_size  # any
+    del image_size  # works for any
     return _residual(num_classes, in_channels, depth=2, widths=(64, 128, 256))
 
 
@@ -127,9 +127,9 @@ MODELS: dict[str, Builder] = {
 
 
 def find_model(name: str) -> Builder:
-    """Look up the builder of a network by name.
+    """Return the builder of a network by name.
 
-    Others' networks are ``torchvision:NAME``, ``timm:NAME`` and ``python:MODULE:FUNCTION``.
+    Networks from elsewhere are ``torchvision:NAME``, ``timm:NAME`` and ``python:MODULE:FUNCTION``.
 
     >>> find_model("f1") is f1
     True
@@ -149,7 +149,7 @@ def find_model(name: str) -> Builder:
     )
 
 
-# ------------------------------------------------------------------------------------------ pieces
+# ------------------------------------------------------------------------------------------- parts
 
 
 def _residual(

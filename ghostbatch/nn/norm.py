@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @torch.fx.wrap  # one node for torch.fx, which has nn.BatchNorm as one node too
 def _ghost_batch_norm(x: Tensor, dims: tuple[int, ...], *tensors: Any, **options: Any) -> Tensor:
-    """`ghost_batch_norm` of an input with as many dimensions as the layer takes."""
+    """Call `ghost_batch_norm` after a check of the number of dimensions."""
     if x.dim() not in dims:
         expected = " or ".join(f"{dim}D" for dim in dims)
         raise ValueError(f"expected {expected} input (got {x.dim()}D input)")
@@ -26,7 +26,7 @@ def _ghost_batch_norm(x: Tensor, dims: tuple[int, ...], *tensors: Any, **options
 
 
 class GhostBatchNorm(_BatchNorm):
-    """What the three layers share; parameters and buffers are those of nn.BatchNorm.
+    """The base of the three layers; parameters and buffers are those of nn.BatchNorm.
 
     Args:
         num_features: channels, the second dimension of the input.
@@ -35,7 +35,8 @@ class GhostBatchNorm(_BatchNorm):
         momentum: weight of the newest ghost in the running statistics; None averages all.
         affine: learn a scale and a shift per channel.
         track_running_stats: keep statistics for evaluation.
-        running: "sequential", one update of the statistics per ghost, or "mean", one per batch.
+        running: policy of the updates of running statistics: "sequential", one per ghost, or
+            "mean", one per batch.
         process_group: ranks that share the running statistics; None is the default group, `LOCAL`
             keeps them to this rank.
         device: where the parameters live.
@@ -77,15 +78,15 @@ class GhostBatchNorm(_BatchNorm):
     ) -> Tensor:
         """Normalise per ghost in training, by the running statistics in evaluation.
 
-        What often follows can be part of it: the result is ``activation(norm(input) + residual)``.
+        Returns ``activation(norm(input) + residual)``, in one kernel where there is one.
         """
-        # As nn.BatchNorm: turning track_running_stats off stops the updates, not the use.
-        moving = self.track_running_stats or not self.training
+        # As in nn.BatchNorm: turning track_running_stats off stops the updates, not the use.
+        uses_running = self.track_running_stats or not self.training
         return _ghost_batch_norm(
             input,
             self.input_dims,
-            self.running_mean if moving else None,
-            self.running_var if moving else None,
+            self.running_mean if uses_running else None,
+            self.running_var if uses_running else None,
             self.weight,
             self.bias,
             ghost=self.ghost,
@@ -124,31 +125,31 @@ class GhostBatchNorm3d(GhostBatchNorm, nn.BatchNorm3d):
 
 
 class LazyGhostBatchNorm1d(nn.LazyBatchNorm1d):
-    """What `to_ghost` makes of a lazy layer: it learns its width from its first input."""
+    """What `to_ghost` makes of a lazy layer, which takes its width from its first input."""
 
     cls_to_become = GhostBatchNorm1d  # type: ignore[assignment]
     forward = GhostBatchNorm.forward
 
 
 class LazyGhostBatchNorm2d(nn.LazyBatchNorm2d):
-    """What `to_ghost` makes of a lazy layer: it learns its width from its first input."""
+    """What `to_ghost` makes of a lazy layer, which takes its width from its first input."""
 
     cls_to_become = GhostBatchNorm2d  # type: ignore[assignment]
     forward = GhostBatchNorm.forward
 
 
 class LazyGhostBatchNorm3d(nn.LazyBatchNorm3d):
-    """What `to_ghost` makes of a lazy layer: it learns its width from its first input."""
+    """What `to_ghost` makes of a lazy layer, which takes its width from its first input."""
 
     cls_to_become = GhostBatchNorm3d  # type: ignore[assignment]
     forward = GhostBatchNorm.forward
 
 
 def sync_statistics(model: nn.Module) -> None:
-    """Bring the running statistics of ``model`` up to date on every rank; call it on all of them.
+    """Bring the running statistics of ``model`` up to date on every rank; call it on all ranks.
 
-    Backward does this by itself. It is needed only for layers that no gradient reaches, and after
-    training-mode forwards without backward. On one rank there is nothing to do.
+    Backward does this already. Call it for layers that no gradient reaches, and after training-mode
+    forwards without backward. On one rank it does nothing.
     """
     mine = {
         id(layer.running_mean) for layer in model.modules() if isinstance(layer, GhostBatchNorm)

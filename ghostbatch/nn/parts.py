@@ -1,4 +1,4 @@
-"""The small parts that the paper's networks are built from."""
+"""The blocks that the paper's networks are built from."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -7,9 +7,9 @@ from ghostbatch.nn.norm import GhostBatchNorm
 
 
 def norm_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """``relu(norm(x) + residual)``, in one go where the norm is a ghost layer.
+    """Return ``relu(norm(x) + residual)``, in one kernel if the norm is a ghost layer.
 
-    The layer is called as a module either way, so its hooks fire; those of a ghost layer see the
+    The layer is called as a module either way, so its hooks run; those of a ghost layer see the
     result after the ReLU.
     """
     if isinstance(norm, GhostBatchNorm):
@@ -32,7 +32,7 @@ class LinearNormReLU(nn.Module):
 
 
 class ConvNormReLU(nn.Module):
-    """Convolution without bias, 3/2 max pooling if wanted, BatchNorm, residual add, ReLU.
+    """Convolution without bias, max pooling if ``pool``, BatchNorm, residual add, ReLU.
 
     Args:
         fan_in: channels of the input.
@@ -67,7 +67,7 @@ class ConvNormReLU(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions, each with its norm; the input is added before the last ReLU.
 
-    Where the size changes, the input goes through a 1x1 convolution with a norm of its own.
+    If the size changes, the input is first passed through a 1x1 convolution and a norm.
     """
 
     def __init__(self, fan_in: int, fan_out: int, *, stride: int = 1) -> None:
@@ -88,13 +88,13 @@ class BasicBlock(nn.Module):
 def conv(
     fan_in: int, fan_out: int, kernel: int, *, stride: int = 1, padding: int | None = None
 ) -> nn.Conv2d:
-    """A convolution without bias, which the norm after it would take out again."""
+    """Return a convolution without bias, which the norm after it would subtract again."""
     padding = kernel // 2 if padding is None else padding
     return nn.Conv2d(fan_in, fan_out, kernel, stride, padding, bias=False)
 
 
 def he_fan_out(model: nn.Module) -> nn.Module:
-    """Draw every convolution from He's normal distribution over its outputs; return the model."""
+    """Initialise every convolution by He's normal distribution, fan-out; return the model."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -102,7 +102,7 @@ def he_fan_out(model: nn.Module) -> nn.Module:
 
 
 def shrunk(size: int, kernel: int = 3, stride: int = 2, padding: int = 0) -> int:
-    """Pixels that a convolution or pooling leaves of ``size``.
+    """Return the size of an image after a convolution or pooling.
 
     >>> shrunk(32), shrunk(shrunk(32))
     (15, 7)

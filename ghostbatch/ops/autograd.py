@@ -74,7 +74,7 @@ def _gradients(ctx: Any, dy: Tensor | None) -> Gradients:
         return dx, dweight, dbias, None, None, None, passed
     if ctx.backend is None or type(dy) is not Tensor:
         dx, dparameters, passed = ghost_norm_backward_op(
-            dy, x, weight, bias, statistics, y, ctx.ghost, ctx.activation
+            dy, x, weight, statistics, ctx.ghost, ctx.activation, bias, y
         )
     else:
         call = NormCall(x, weight, bias, ctx.ghost, ctx.eps, ctx.activation)
@@ -113,6 +113,9 @@ def _differentiably(
 
 # --------------------------------------------------------------------------------------- operators
 
+# Compilers keep code that calls the operators in caches on disk: names and order of their arguments
+# must not change.
+
 
 @torch.library.custom_op("ghostbatch::ghost_norm", mutates_args=())
 def ghost_norm_op(
@@ -134,11 +137,11 @@ def ghost_norm_backward_op(
     dy: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    bias: Tensor | None,
     statistics: Tensor,
-    y: Tensor | None,
     ghost: int,
-    activation: str | None,
+    activation: str | None = None,
+    bias: Tensor | None = None,
+    y: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `Backend.backward`, with the backend selected when it runs."""
     call = NormCall(x, weight, bias, ghost, 0.0, activation)
@@ -159,7 +162,9 @@ ghost_norm_op.register_autograd(_operator_backward, setup_context=_setup_context
 
 
 @ghost_norm_op.register_fake
-def _(x: Tensor, weight: object, bias: object, ghost: int, *_: object) -> tuple[Tensor, Tensor]:
+def _(
+    x: Tensor, weight: object, bias: object, ghost: int, *_: object, **__: object
+) -> tuple[Tensor, Tensor]:
     del weight, bias
     call = NormCall(x, None, None, ghost, 0.0)
     shape = (3, call.ghosts, x.shape[1])
@@ -168,14 +173,15 @@ def _(x: Tensor, weight: object, bias: object, ghost: int, *_: object) -> tuple[
 
 @ghost_norm_backward_op.register_fake
 def _(
-    dy: Tensor,
+    dy: object,
     x: Tensor,
     weight: object,
-    bias: object,
     statistics: Tensor,
-    y: Tensor | None,
-    *_: object,
+    ghost: object,
+    activation: object = None,
+    bias: object = None,
+    y: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del dy, weight, bias
+    del dy, weight, ghost, activation, bias
     dresidual = x.new_empty(0) if y is None else torch.empty_like(x)
     return torch.empty_like(x), statistics.new_empty(2, x.shape[1]), dresidual

@@ -17,9 +17,10 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {None: lambda y: y, 
 
 
 def ghost_sizes(samples: int, ghost: int) -> tuple[int, ...]:
-    """Cut a batch into ghosts: as many of size ``ghost`` as fit, the last one takes the rest.
+    """Return the sizes of a batch's ghosts: all are ``ghost``, but the last takes the rest.
 
-    K = max(1, (N + g // 2) // g), so that the last ghost is never much smaller than the others.
+    Their number is K = max(1, (N + g // 2) // g), so the last is never smaller than half a ghost,
+    unless the batch is.
 
     >>> ghost_sizes(96, 32), ghost_sizes(100, 32), ghost_sizes(112, 32), ghost_sizes(5, 32)
     ((32, 32, 32), (32, 32, 36), (32, 32, 32, 16), (5,))
@@ -46,8 +47,8 @@ def ghost_batch_norm_reference(
 ) -> Tensor:
     """Normalise each ghost of ``x`` (samples first, channels second) by its own statistics.
 
-    Training uses each ghost's mean and biased variance, and moves the running statistics, in
-    place, by the unbiased one. Evaluation uses the running statistics and knows no ghosts.
+    Training uses each ghost's mean and biased variance, and updates the running statistics, in
+    place, with the mean and the unbiased variance. Evaluation uses the running statistics.
     """
     if training:
         pieces = x.split(ghost_sizes(x.shape[0], ghost))
@@ -75,15 +76,15 @@ def ghost_batch_norm_reference(
             ]
         )
     else:
-        whole = running_mean is None  # no statistics were kept: use the whole batch's, as PyTorch
-        y = F.batch_norm(x, running_mean, running_var, weight, bias, training=whole, eps=eps)
+        by_batch = running_mean is None  # without running statistics use the batch's, as PyTorch
+        y = F.batch_norm(x, running_mean, running_var, weight, bias, training=by_batch, eps=eps)
     if residual is not None:
         y = y + residual
     return ACTIVATIONS[activation](y)
 
 
 def ghost_moments(piece: Tensor) -> tuple[Tensor, Tensor]:
-    """Per-channel mean and biased variance of one ghost, in fp32 or better."""
+    """Return the mean and biased variance of one ghost per channel, in fp32 or better."""
     wide = piece.to(torch.promote_types(piece.dtype, torch.float32))
     dims = [d for d in range(piece.dim()) if d != 1]
     mean = wide.mean(dims)
@@ -93,7 +94,7 @@ def ghost_moments(piece: Tensor) -> tuple[Tensor, Tensor]:
 def normalise(
     piece: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """(x - mean) / sqrt(var + eps) * weight + bias, returned in the input's dtype."""
+    """Return (x - mean) / sqrt(var + eps) * weight + bias in the input's dtype."""
     y = (piece - per_channel(mean, piece)) * per_channel(torch.rsqrt(var + eps), piece)
     if weight is not None:
         y = y * per_channel(weight, piece)
@@ -112,7 +113,7 @@ def update_running(
     momentum: float | None,
     running: Running,
 ) -> None:
-    """Move the running statistics, in place, by the ghosts' (rows of ``means``), oldest first."""
+    """Update the running statistics in place, by the ghosts' in rows (K, C), oldest first."""
     if running == "mean":
         means, variances = means.mean(0, keepdim=True), variances.mean(0, keepdim=True)
     for mean, var in zip(means, variances, strict=True):
@@ -134,5 +135,5 @@ def per_channel(values: Tensor, like: Tensor) -> Tensor:
 
 
 def values_per_channel(x: Tensor) -> int:
-    """How many values each channel of ``x`` holds."""
+    """Return the number of values in each channel of ``x``."""
     return x.numel() // x.shape[1]

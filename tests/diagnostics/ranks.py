@@ -1,14 +1,15 @@
-"""What each rank does in test_ranks.py; started by torchrun, one process per rank, over gloo.
+"""The cases of test_ranks.py, run by torchrun on every rank.
 
-Every case walks a model that is spread over the ranks and its twin, which is whole on each.
+Each moves the weights of a model that is spread over the ranks, and of its twin, which is whole on
+every rank.
 """
 
-import sys
 from tempfile import mkdtemp
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from launch_ranks import Cases
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ghostbatch as gb
 from ghostbatch.diagnostics import distance
-from ghostbatch.train.ranks import leave
+
+case = Cases()
 
 
 def network():
@@ -75,7 +77,8 @@ def twins(model, **options):
     return pair
 
 
-def case_shards_measure_the_whole_distance_by_one_collective():
+@case
+def shards_measure_the_whole_distance_by_one_collective():
     for keep in ("exact", "cpu", "bf16"):
         mine, whole = twins(sharded(), keep=keep)
         calls = count_collectives()
@@ -84,14 +87,16 @@ def case_shards_measure_the_whole_distance_by_one_collective():
         same(found, whole.distance())
 
 
-def case_replicas_of_shards_are_counted_once():
+@case
+def replicas_of_shards_are_counted_once():
     half = dist.get_world_size() // 2
     mesh = init_device_mesh("cpu", (2, half), mesh_dim_names=("replicate", "shard"))
     mine, whole = twins(sharded(mesh=mesh))
     same(mine.distance(), whole.distance())
 
 
-def case_ddp_needs_no_collective_and_has_the_models_own_names():
+@case
+def ddp_needs_no_collective_and_has_the_models_own_names():
     model = network()
     mine, whole = twins(DistributedDataParallel(model))
     calls = count_collectives()
@@ -100,13 +105,15 @@ def case_ddp_needs_no_collective_and_has_the_models_own_names():
     assert set(mine.distance().layers) == set(dict(model.named_parameters()))
 
 
-def case_choices_of_parameters_agree():
+@case
+def choices_of_parameters_agree():
     mine, whole = twins(sharded(), norms=False, biases=False)
     same(mine.distance(), whole.distance())
     assert set(mine.distance().layers) == {"0.weight", "2.weight"}
 
 
-def case_a_sharded_start_survives_a_distributed_checkpoint():
+@case
+def a_sharded_start_survives_a_distributed_checkpoint():
     for keep in ("exact", "bf16"):
         box = [mkdtemp() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(box)
@@ -121,7 +128,8 @@ def case_a_sharded_start_survives_a_distributed_checkpoint():
         assert resumed.distance() == mine.distance()
 
 
-def case_a_start_from_one_rank_serves_shards_and_back():
+@case
+def a_start_from_one_rank_serves_shards_and_back():
     mine, whole = twins(sharded())
     expected = whole.distance()
     saved, saved_whole = mine.state_dict(), whole.state_dict()
@@ -131,7 +139,8 @@ def case_a_start_from_one_rank_serves_shards_and_back():
     same(whole.distance(), expected)
 
 
-def case_a_pass_in_pieces_still_makes_one_collective():
+@case
+def a_pass_in_pieces_still_makes_one_collective():
     whole_piece, distance.PIECE = distance.PIECE, 8
     mine, whole = twins(sharded())
     calls = count_collectives()
@@ -141,12 +150,4 @@ def case_a_pass_in_pieces_still_makes_one_collective():
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    for name, case in list(globals().items()):
-        if name.startswith("case_") and name in (sys.argv[1:] or [name]):
-            case()
-            dist.barrier()
-            if dist.get_rank() == 0:
-                print(name, "holds", flush=True)
-    leave()
+    case.run()

@@ -1,23 +1,14 @@
 """The distance of weights that are spread over ranks is that of the whole model."""
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+from launch_ranks import case_names, ranks_fixture
+
 SCRIPT = Path(__file__).with_name("ranks.py")
-CASES = re.findall(r"^def (case_\w+)", SCRIPT.read_text(), re.MULTILINE)
+on_ranks = ranks_fixture(SCRIPT, 2)
 
 
-def test_every_case_holds_on_two_ranks():
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node=2", SCRIPT),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert re.findall(r"^(case_\w+) holds", done.stdout, re.MULTILINE) == CASES
+@pytest.mark.parametrize("name", case_names(SCRIPT))
+def test_two_ranks_measure_what_one_measures(on_ranks, name):
+    on_ranks(name)

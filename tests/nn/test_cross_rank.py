@@ -1,37 +1,26 @@
-"""Plain batch norm over ranks: PyTorch's BatchNorm on the batch of all of them."""
+"""Batch norm over all ranks is PyTorch's BatchNorm on the batch of all of them."""
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
 import torch
+from launch_ranks import case_names, ranks_fixture
 from torch import nn
 
 from ghostbatch.nn import GhostBatchNorm2d, to_cross_rank
 
-SCRIPT = Path(__file__).with_name("cross_rank_worker.py")
-CASES = re.findall(r"^def (case_\w+)", SCRIPT.read_text(), re.MULTILINE)
+SCRIPT = Path(__file__).with_name("cross_rank_cases.py")
+on_ranks = ranks_fixture(SCRIPT, 2)
 
 
-def test_two_ranks_are_batch_norm_on_the_batch_of_both():
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node=2", SCRIPT),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert re.findall(r"^(case_\w+) holds", done.stdout, re.MULTILINE) == CASES
+@pytest.mark.parametrize("name", case_names(SCRIPT))
+def test_two_ranks_are_batch_norm_on_the_batch_of_both(on_ranks, name):
+    on_ranks(name)
 
 
 def test_conversion_keeps_objects_and_leaves_other_norms_alone():
     class Own(nn.BatchNorm2d):
-        """Someone's own."""
+        """A user's subclass."""
 
     model = nn.Sequential(nn.BatchNorm2d(3), GhostBatchNorm2d(3, 4), nn.LayerNorm(3), Own(3))
     before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
@@ -43,7 +32,7 @@ def test_conversion_keeps_objects_and_leaves_other_norms_alone():
 
 
 def test_evaluation_sends_nothing():
-    """It would fail here: there is no process group."""
+    """Sending would fail here: there is no process group."""
     model = nn.Sequential(nn.BatchNorm2d(3))
     x = torch.randn(2, 3, 4, 4)
     expected = model.eval()(x)

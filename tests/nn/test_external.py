@@ -1,37 +1,23 @@
-"""Other people's networks by name: built to size, and refused in one line."""
+"""Networks of torchvision, timm and users by name: built to size, or refused in one line."""
 
 import builtins
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from ghostbatch import optional
 from ghostbatch.errors import InputError
 from ghostbatch.nn import external, find_model
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
-    """A user's module `homemade`, and a package with a module."""
-    (tmp_path / "homemade.py").write_text(
-        "from torch import nn\n"
-        "asked = {}\n"
-        "def picky(num_classes, in_channels):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))\n"
-        "def greedy(**arguments):\n"
-        "    asked.update(arguments)\n"
-        "    return nn.Identity()\n"
-        "def careless():\n"
-        "    return 'a network'\n"
-        "constant = 3\n"
-    )
-    (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle" / "__init__.py").touch()
-    (tmp_path / "bundle" / "nets.py").write_text("from torch import nn\nnet = nn.Identity\n")
-    (tmp_path / "broken.py").write_text("import a_module_that_is_not_there\n")
-    monkeypatch.syspath_prepend(tmp_path)
+def users_modules(monkeypatch):
+    """Make the modules in tests/nn/users_modules importable."""
+    monkeypatch.syspath_prepend(Path(__file__).with_name("users_modules"))
     yield
     for name in ("homemade", "bundle", "bundle.nets", "broken"):
         sys.modules.pop(name, None)
@@ -92,8 +78,8 @@ def test_an_unknown_timm_name_is_refused_when_it_is_looked_up(timm):
 # ----------------------------------------------------------------------------------------- python
 
 
-@pytest.mark.usefixtures("module")
-def test_a_function_is_called_with_what_it_takes():
+@pytest.mark.usefixtures("users_modules")
+def test_a_function_is_called_with_the_arguments_that_it_takes():
     model = find_model("python:homemade:picky")(7, in_channels=2, image_size=4)
     assert model(torch.zeros(3, 2, 4, 4)).shape == (3, 7)
     find_model("python:homemade:greedy")(7, in_channels=2, image_size=4)
@@ -102,7 +88,7 @@ def test_a_function_is_called_with_what_it_takes():
     assert isinstance(find_model("python:bundle.nets:net")(7), nn.Identity)
 
 
-@pytest.mark.usefixtures("module")
+@pytest.mark.usefixtures("users_modules")
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
@@ -122,13 +108,13 @@ def test_a_function_that_cannot_be_used_is_refused(path, problem):
     assert problem in str(error)
 
 
-@pytest.mark.usefixtures("module")
-def test_a_module_that_fails_by_itself_shows_its_own_error():
+@pytest.mark.usefixtures("users_modules")
+def test_a_module_that_cannot_be_imported_shows_its_own_error():
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
         find_model("python:broken:net")()
 
 
-@pytest.mark.usefixtures("module")
+@pytest.mark.usefixtures("users_modules")
 def test_a_function_is_not_imported_before_its_network_is_built():
     find_model("python:homemade:picky")
     assert "homemade" not in sys.modules
@@ -151,12 +137,12 @@ def test_a_missing_library_is_named_with_how_to_get_it_when_a_network_is_built(
             raise ModuleNotFoundError(name=library)
         return builtins
 
-    monkeypatch.setattr(external, "import_module", import_module)
+    monkeypatch.setattr(optional, "import_module", import_module)
     with pytest.raises(InputError, match=rf"^{library}: .*; run pip install {library}$"):
         builder()
 
 
-def test_our_own_names_import_nobodys_library():
+def test_our_own_networks_import_no_other_library():
     code = (
         "import sys; from ghostbatch.study import RECIPES; [make() for make in RECIPES.values()];"
         "print({'torchvision', 'timm', 'PIL'} & set(sys.modules))"

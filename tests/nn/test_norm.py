@@ -4,19 +4,12 @@ import copy
 
 import pytest
 import torch
+from norm_inputs import EACH_LAYER
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.testing import assert_close
 
 import ghostbatch as gb
-
-LAYERS = [
-    (gb.GhostBatchNorm1d, nn.BatchNorm1d, (3,)),
-    (gb.GhostBatchNorm1d, nn.BatchNorm1d, (3, 4)),
-    (gb.GhostBatchNorm2d, nn.BatchNorm2d, (3, 2, 2)),
-    (gb.GhostBatchNorm3d, nn.BatchNorm3d, (3, 2, 2, 2)),
-]
-EACH = pytest.mark.parametrize(("ghost_layer", "plain_layer", "shape"), LAYERS)
 
 
 def batch(samples, *shape, seed=0):
@@ -24,7 +17,7 @@ def batch(samples, *shape, seed=0):
     return 2 * torch.randn(samples, *shape, generator=draw, dtype=torch.float64) + 1
 
 
-@EACH
+@EACH_LAYER
 @pytest.mark.parametrize("ghost", [8, 9, 1000])
 @pytest.mark.parametrize(
     "options",
@@ -51,7 +44,7 @@ def test_a_ghost_as_large_as_the_batch_is_batch_norm(
     assert_close(results[0], results[1])
 
 
-@EACH
+@EACH_LAYER
 def test_a_layer_normalises_each_ghost_of_its_batch_by_itself(ghost_layer, plain_layer, shape):
     x = batch(10, *shape)
     twin = plain_layer(3, dtype=torch.float64)
@@ -60,7 +53,7 @@ def test_a_layer_normalises_each_ghost_of_its_batch_by_itself(ghost_layer, plain
     assert_close(layer.state_dict(), twin.state_dict())
 
 
-@EACH
+@EACH_LAYER
 def test_checkpoints_go_both_ways(ghost_layer, plain_layer, shape):
     ghost, plain = ghost_layer(3, 4), plain_layer(3)
     x = batch(9, *shape).float()
@@ -89,7 +82,7 @@ def test_the_mean_policy_of_a_layer_counts_batches():
     assert counts == [3, 1]
 
 
-@EACH
+@EACH_LAYER
 def test_an_input_of_the_wrong_rank_is_refused_as_pytorch_refuses_it(
     ghost_layer, plain_layer, shape
 ):

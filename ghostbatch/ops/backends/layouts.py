@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+PLAIN = (Tensor, nn.Parameter)
 OptionalTensor = TypeVar("OptionalTensor", Tensor, Tensor | None)
 
 
@@ -25,8 +26,10 @@ def make_dense(x: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_dense_as(model: Tensor, x: OptionalTensor) -> OptionalTensor:
-    """Return ``x``, or a copy of it, with the strides of ``model``, as its memory reads."""
-    if x is None or (x.stride() == model.stride() and not _is_lazy(x)):
+    """Return ``x`` with the strides of ``model``, in memory that can be read: a copy if need be."""
+    if x is None:
+        return x
+    if x.stride() == model.stride() and not (x.is_neg() or x._is_zerotensor()):
         return x
     return torch.empty_like(model, dtype=x.dtype).copy_(x)
 
@@ -39,12 +42,8 @@ def in_rows(x: Tensor) -> bool:
 
 
 def is_readable(*tensors: Tensor | None) -> bool:
-    """Whether a kernel may read the tensors' memory: no subclasses, no lazy views."""
-    return all(
-        t is None or (type(t) in (Tensor, nn.Parameter) and not _is_lazy(t)) for t in tensors
-    )
-
-
-def _is_lazy(x: Tensor) -> bool:
-    """Whether ``x`` is to be negated, or is zero, though its memory says otherwise."""
-    return x.is_neg() or x._is_zerotensor()
+    """Whether a kernel may read the tensors' memory: no subclass, none negated or zero lazily."""
+    for t in tensors:
+        if t is not None and (type(t) not in PLAIN or t.is_neg() or t._is_zerotensor()):
+            return False
+    return True

@@ -16,19 +16,19 @@ def update_running_op(
     running_mean: Tensor,
     running_var: Tensor,
     num_batches_tracked: Tensor | None,
-    moments: Tensor,
+    statistics: Tensor,
     momentum: float | None,
     running: str,
     group: str | None,
 ) -> None:
-    """As `update_running`, which looks at run time whether this is a re-run inside backward.
+    """As `update_running`, with the ghosts' means and variances as ``statistics``.
 
     The buffers may be copies that live only as long as the call, so nothing can be left pending:
     ranks exchange their contributions at once, layer by layer.
     """
     stats = RunningStats(running_mean, running_var, num_batches_tracked, momentum, running)
-    if not (updates_in_forward(group) and select.update_running(stats, moments)):
-        update_running(stats, moments, group, defer=False)
+    if not (updates_in_forward(group) and select.update_running(stats, statistics)):
+        update_running(stats, statistics, group, defer=False)
 
 
 @update_running_op.register_fake

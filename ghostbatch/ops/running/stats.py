@@ -22,15 +22,14 @@ class RunningStats:
 
     def supports_fused_update(self, dtype: torch.dtype) -> bool:
         """Whether a kernel that computes statistics of this dtype can update them."""
+        mean, var, tracked = self.mean, self.var, self.num_batches_tracked
         if self.momentum is None or not 0 <= self.momentum <= 1:
             return False
-        tracked = self.num_batches_tracked
         if tracked is not None and tracked.dtype != torch.long:
             return False
-        return all(
-            type(t) is Tensor and t.dtype == dtype and t.is_contiguous()
-            for t in (self.mean, self.var)
-        )
+        if not (type(mean) is type(var) is Tensor and mean.dtype == var.dtype == dtype):
+            return False
+        return mean.is_contiguous() and var.is_contiguous()
 
     def mark_updated(self) -> None:
         """Record that a kernel has written the buffers; autograd cannot see that by itself."""

@@ -192,8 +192,8 @@ def test_the_operators_keep_pytorchs_rules(layout, with_residual):
     residual = draw(9, 3, 2, 2, seed=4) if with_residual else None
     ops = torch.ops.ghostbatch
     y, table = ops.ghost_norm(x, weight, bias, 4, 1e-5, "relu", residual)
-    saved = y if with_residual else None
-    torch.library.opcheck(ops.ghost_norm_backward, (dy, x, weight, bias, table, saved, 4, "relu"))
+    arguments = (dy, x, weight, table, 4, "relu", bias, y if with_residual else None)
+    torch.library.opcheck(ops.ghost_norm_backward, arguments)
     for leaf in (x, weight, bias):
         leaf.requires_grad_()
     torch.library.opcheck(ops.ghost_norm, (x, weight, bias, 4, 1e-5, "relu", residual))

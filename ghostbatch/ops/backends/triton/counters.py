@@ -1,11 +1,11 @@
-"""Counters for the kernels: zero before their first use, and never used by two of them at once.
+"""Counters for the kernels: zero before their first use, and never shared by two running kernels.
 
-A kernel leaves its counters so that it can use them again (`tickets.draw`). A kernel in a CUDA
-graph runs often, and never twice at a time: it gets counters of its own that were cleared before
-anything was captured, which saves the graph a node for each. Every other launch gets new ones.
+A kernel can use its counters again without clearing them (`primitives.next_ticket`). A kernel in a
+CUDA graph runs often, but never twice at a time, so it keeps its counters; they were cleared before
+the capture, which saves the graph a node for each. Every other launch gets new ones.
 
-They come from a store that the first eager call makes. Compiled code must not make it: what it
-allocates in a warm-up belongs to its graphs, and they would use the memory for something else.
+Counters for graphs come from a store that the first eager call makes. Compiled code must not make
+it: the memory that it allocates in a warm-up belongs to its graphs, which would use it again.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ ROOM = 1 << 18
 
 @dataclass
 class Store:
-    """Cleared counters, and how many of them are taken."""
+    """Zeroed counters, and how many of them are taken."""
 
     cleared: Tensor
     taken: int = 0
@@ -29,13 +29,13 @@ _stores: dict[torch.device, Store] = {}
 
 
 def make_store(device: torch.device) -> None:
-    """Make a device's store, from eager code, unless there is one or something is captured."""
+    """Make the store of a device, unless it exists or a graph is being captured."""
     if device.type == "cuda" and device not in _stores and not _capturing(device):
         _stores[device] = Store(torch.zeros(ROOM, dtype=torch.int64, device=device))
 
 
 def counters(device: torch.device, count: int) -> Tensor:
-    """So many counters for one kernel."""
+    """Return ``count`` zeroed int64 counters for one kernel."""
     store = _stores.get(device)
     if store is not None and store.taken + count <= len(store.cleared) and _capturing(device):
         store.taken += count  # for good: a graph does not say when it is gone

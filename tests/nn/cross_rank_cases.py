@@ -1,23 +1,22 @@
-"""What each rank does in test_whole.py; started by torchrun, one process per rank, over gloo.
+"""The cases of test_cross_rank.py, run by torchrun on every rank.
 
-Every case compares a layer on this rank's shard with PyTorch's own on the whole batch.
+Each compares a layer on this rank's shard with PyTorch's BatchNorm on the whole batch.
 """
-
-import sys
 
 import torch
 import torch.distributed as dist
+from launch_ranks import Cases
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ghostbatch.nn import to_cross_rank
-from ghostbatch.train.ranks import leave
 
+case = Cases()
 SHARD = 6
 
 
 def twins(kind, **options):
-    """A layer over all ranks and PyTorch's, with the same parameters, neither 0 nor 1."""
+    """Return a layer over all ranks and PyTorch's, with the same random parameters."""
     torch.manual_seed(0)
     model, twin = (nn.Sequential(kind(3, **options)).double() for _ in range(2))
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
@@ -28,7 +27,7 @@ def twins(kind, **options):
 
 
 def compare(kind, dims, tolerance=1e-10, dtype=torch.float64, **options):
-    """Outputs, gradients and buffers over three updates of one random loss."""
+    """Compare outputs, gradients and buffers over three updates with a random loss."""
     rank, world = dist.get_rank(), dist.get_world_size()
     model, twin = twins(kind, **options)
     mine = slice(rank * SHARD, (rank + 1) * SHARD)
@@ -59,35 +58,43 @@ def close(found, expected, name, tolerance):
     )
 
 
-def case_dense():
+@case
+def dense_inputs_agree():
     compare(nn.BatchNorm1d, ())
 
 
-def case_sequences():
+@case
+def sequences_agree():
     compare(nn.BatchNorm1d, (5,))
 
 
-def case_images():
+@case
+def images_agree():
     compare(nn.BatchNorm2d, (4, 5))
 
 
-def case_volumes():
+@case
+def volumes_agree():
     compare(nn.BatchNorm3d, (2, 3, 4))
 
 
-def case_cumulative_statistics():
+@case
+def cumulative_statistics_agree():
     compare(nn.BatchNorm2d, (4, 5), momentum=None)
 
 
-def case_another_momentum_and_eps():
+@case
+def another_momentum_and_eps_agree():
     compare(nn.BatchNorm2d, (4, 5), momentum=0.7, eps=0.3)
 
 
-def case_without_affine():
+@case
+def a_layer_without_weights_agrees():
     compare(nn.BatchNorm2d, (4, 5), affine=False)
 
 
-def case_under_ddp_gradients_are_means_over_ranks():
+@case
+def under_ddp_gradients_are_means_over_ranks():
     rank, world = dist.get_rank(), dist.get_world_size()
     model, twin = twins(nn.BatchNorm1d)
     parallel = DistributedDataParallel(model, broadcast_buffers=False)
@@ -98,7 +105,8 @@ def case_under_ddp_gradients_are_means_over_ranks():
         close(mine.grad, theirs.grad, "gradient", 1e-12)
 
 
-def case_bf16_is_normalised_in_fp32():
+@case
+def bf16_is_normalised_in_fp32():
     model, twin = (net.float() for net in twins(nn.BatchNorm2d))
     x = torch.randn(dist.get_world_size() * SHARD, 3, 4, 4).bfloat16() + 1
     found = model(x.chunk(dist.get_world_size())[dist.get_rank()])
@@ -109,12 +117,4 @@ def case_bf16_is_normalised_in_fp32():
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    for name, case in list(globals().items()):
-        if name.startswith("case_") and name in (sys.argv[1:] or [name]):
-            torch.manual_seed(0)
-            case()
-            dist.barrier()
-            if dist.get_rank() == 0:
-                print(name, "holds", flush=True)
-    leave()
+    case.run()

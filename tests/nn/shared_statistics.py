@@ -1,17 +1,17 @@
-"""What each rank does in test_ranks.py; started by torchrun, one process per rank, over gloo.
+"""The cases of test_shared_statistics.py, run by torchrun on every rank.
 
-Every case trains a ghost model on this rank's contiguous shard, and its twin, which shares nothing,
-on the whole batch; weights and statistics must agree on every rank.
+Each trains a ghost model on this rank's contiguous shard, and its twin, which shares nothing, on
+the whole batch. Weights and statistics must agree on every rank.
 """
 
 import copy
 import pickle
-import sys
 import warnings
 from contextlib import suppress
 
 import torch
 import torch.distributed as dist
+from launch_ranks import Cases
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import ghostbatch as gb
-from ghostbatch.ops import ranks
-from ghostbatch.train.ranks import leave
+from ghostbatch.ops.running import exchange
 
+case = Cases()
 GHOST, SHARD = 8, 32
 
 
@@ -61,7 +61,7 @@ def close(model, twin):
 
 
 def compare(*, micros=1, prepare=lambda net: net, wrap=DistributedDataParallel, **options):
-    """Train on shards and on the whole; return the collectives per backward for statistics."""
+    """Train on shards and on the whole batch; return the collectives per backward."""
     rank, world = dist.get_rank(), dist.get_world_size()
     twin = prepare(Net(**{**options, "process_group": gb.LOCAL, "reentrant": None}))
     model = prepare(Net(**options))
@@ -88,19 +88,18 @@ def compare(*, micros=1, prepare=lambda net: net, wrap=DistributedDataParallel, 
 
 
 def count_collectives():
-    original, made = ranks.gather, []
+    """Count the collectives for statistics until the function that is returned is called."""
+    original, sizes = exchange.gather, []
 
     def counted(vector, group):
-        made.append(vector.numel())
+        sizes.append(vector.numel())
         return original(vector, group)
 
-    from ghostbatch.ops import running  # noqa: PLC0415
-
-    running.gather = counted
+    exchange.gather = counted
 
     def stop():
-        running.gather = original
-        return len(made)
+        exchange.gather = original
+        return len(sizes)
 
     return stop
 
@@ -111,33 +110,43 @@ def frozen_first(net):
     return net
 
 
-def case_plain():
+@case
+def gradients_weights_and_statistics_agree():
     assert compare() == 1
 
 
-def case_micro_batches():
+@case
+def micro_batches_agree():
     assert compare(micros=2) == 1
 
 
-def case_mean_policy():
+@case
+def the_mean_policy_agrees():
     assert compare(running="mean") == 1
 
 
-def case_cumulative_average():
+@case
+def a_cumulative_average_agrees():
     assert compare(momentum=None) == 1
 
 
-def case_frozen_first_block():
+@case
+def a_frozen_first_block_agrees():
     assert compare(prepare=frozen_first) == 1
 
 
-def case_checkpointing():
-    for reentrant in (False, True):
-        assert compare(reentrant=reentrant, wrap=Averaged) == 1
+@case
+def checkpointing_agrees():
+    assert compare(reentrant=False, wrap=Averaged) == 1
+
+
+@case
+def reentrant_checkpointing_agrees():
+    assert compare(reentrant=True, wrap=Averaged) == 1
 
 
 class Averaged(nn.Module):
-    """What DDP does, by hand: reentrant checkpointing of a whole block suits DDP ill."""
+    """Averages gradients as DDP does, which does not support reentrant checkpointing of a block."""
 
     def __init__(self, model):
         super().__init__()
@@ -153,12 +162,14 @@ class Averaged(nn.Module):
         return self.model(x.requires_grad_())
 
 
-def case_compiled():
+@case
+def compiled_layers_agree_with_one_collective_each():
     wrap = lambda m: DistributedDataParallel(torch.compile(m, backend="aot_eager"))  # noqa: E731
     assert compare(wrap=wrap) == 2  # layer by layer
 
 
-def case_fsdp2():
+@case
+def fsdp2_agrees():
     compare(wrap=fsdp)
 
 
@@ -167,7 +178,8 @@ def fsdp(model):
     return fully_shard(model)
 
 
-def case_ghosts_that_do_not_divide_are_warned_of():
+@case
+def ghosts_that_do_not_divide_are_warned_of():
     layer = gb.GhostBatchNorm1d(3, GHOST).double()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -175,7 +187,8 @@ def case_ghosts_that_do_not_divide_are_warned_of():
     assert [str(w.message)[:24] for w in caught] == ["this rank's 10 samples a"]
 
 
-def case_local_layers_share_nothing():
+@case
+def local_layers_share_nothing():
     model = gb.GhostBatchNorm1d(3, GHOST, process_group=gb.LOCAL).double()
     twin = copy.deepcopy(model)
     x = torch.full((GHOST, 3), float(dist.get_rank())).double() + batch(0, GHOST)[:, 0, 0, :3]
@@ -186,7 +199,8 @@ def case_local_layers_share_nothing():
     close(model, twin)
 
 
-def case_no_gradient_needs_sync_statistics():
+@case
+def forwards_without_a_gradient_need_sync_statistics():
     model, twin = Net(), Net(process_group=gb.LOCAL)
     whole = batch(0, SHARD * dist.get_world_size())
     with torch.no_grad():
@@ -197,7 +211,8 @@ def case_no_gradient_needs_sync_statistics():
     close(model, twin)
 
 
-def case_uneven_shards():
+@case
+def uneven_shards_agree():
     """One ghost more on each rank than on the one before."""
     rank, world = dist.get_rank(), dist.get_world_size()
     sizes = [GHOST * (1 + r) for r in range(world)]
@@ -209,7 +224,8 @@ def case_uneven_shards():
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
-def case_a_backward_that_raises_does_not_stop_the_next():
+@case
+def a_backward_that_raises_does_not_stop_the_next():
     model, twin = Net(), Net(process_group=gb.LOCAL)
     whole = batch(0, SHARD * dist.get_world_size())
     shard = whole.chunk(dist.get_world_size())[dist.get_rank()]
@@ -236,7 +252,8 @@ class Failure:
         return gradient
 
 
-def case_reading_never_communicates():
+@case
+def reading_never_communicates():
     model = Net()
     model(batch(0, SHARD)).sum().backward()
     if dist.get_rank() == 0:  # alone: a collective would hang here
@@ -245,7 +262,8 @@ def case_reading_never_communicates():
         copy.deepcopy(model)
 
 
-def case_a_group_of_ones_own_survives_copies():
+@case
+def a_layer_with_its_own_group_can_be_copied_and_pickled():
     mine = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
     layer = gb.GhostBatchNorm1d(3, GHOST, process_group=mine).double()
     twin = gb.GhostBatchNorm1d(3, GHOST, process_group=gb.LOCAL).double()
@@ -259,12 +277,4 @@ def case_a_group_of_ones_own_survives_copies():
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    for name, case in list(globals().items()):
-        if name.startswith("case_") and name in (sys.argv[1:] or [name]):
-            torch._dynamo.reset()
-            case()
-            dist.barrier()
-            if dist.get_rank() == 0:
-                print(name, "holds", flush=True)
-    leave()
+    case.run()

@@ -1,4 +1,4 @@
-"""Ghost layers in the company PyTorch users keep: compilers, exporters, autocast, averaging."""
+"""Ghost layers with the rest of PyTorch: compilers, exporters, autocast, copies, averaging."""
 
 import copy
 import pickle
@@ -7,20 +7,13 @@ from types import MappingProxyType
 
 import pytest
 import torch
+from norm_inputs import EACH_LAYER
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 import ghostbatch as gb
 from ghostbatch.ops import ghost_sizes
-
-LAYERS = [
-    (gb.GhostBatchNorm1d, nn.BatchNorm1d, (3,)),
-    (gb.GhostBatchNorm1d, nn.BatchNorm1d, (3, 4)),
-    (gb.GhostBatchNorm2d, nn.BatchNorm2d, (3, 2, 2)),
-    (gb.GhostBatchNorm3d, nn.BatchNorm3d, (3, 2, 2, 2)),
-]
-EACH = pytest.mark.parametrize(("ghost_layer", "plain_layer", "shape"), LAYERS)
 
 
 def batch(samples, *shape, seed=0, dtype=torch.float32):
@@ -43,7 +36,7 @@ def network(
 
 
 def trained(model, called=None, sizes=(10, 10, 10)):
-    """All that a few updates leave behind, and the losses on the way."""
+    """Return the losses of a few updates, and the state that they leave."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
     target = batch(max(sizes), 4, seed=99)
     for step, samples in enumerate(sizes):
@@ -69,7 +62,7 @@ def learned(layer):
 
 @pytest.fixture
 def dynamo():
-    """A compiler that remembers nothing of other tests and refuses to compile twice."""
+    """Reset the compiler, and make it an error to compile twice."""
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -176,9 +169,9 @@ def test_onnx_runtime_evaluates_as_the_model_does(optimize, tmp_path):
 # ---------------------------------------------------------- functional calls, copies and averaging
 
 
-@EACH
+@EACH_LAYER
 @pytest.mark.parametrize("training", [True, False])
-def test_functional_call_uses_and_moves_the_tensors_it_is_given(
+def test_functional_call_uses_and_updates_the_tensors_it_is_given(
     ghost_layer, plain_layer, shape, training
 ):
     del plain_layer
@@ -208,7 +201,7 @@ def test_functional_gradients_are_batch_norms_when_the_ghost_holds_the_batch():
 
 
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])  # noqa: S301
-def test_a_copied_or_pickled_model_is_the_same_and_its_own(twin):
+def test_a_copied_or_pickled_model_is_equal_and_independent(twin):
     model = gb.to_ghost(network(nn.BatchNorm2d, nn.BatchNorm1d, {}), 4, running="mean")
     trained(model)
     other = twin(model)
@@ -234,7 +227,7 @@ def test_update_bn_leaves_the_average_over_all_ghosts():
 # ------------------------------------------------------------------------ where it is nn.BatchNorm
 
 
-@EACH
+@EACH_LAYER
 def test_a_layer_in_eval_inside_a_training_model_is_a_frozen_batch_norm(
     ghost_layer, plain_layer, shape
 ):
@@ -250,7 +243,7 @@ def test_a_layer_in_eval_inside_a_training_model_is_a_frozen_batch_norm(
     assert all(ours.equal(theirs) for ours, theirs in zip(*found, strict=True))
 
 
-@EACH
+@EACH_LAYER
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ghost", [16, 17])
 def test_a_ghost_that_holds_the_batch_trains_as_batch_norm_in_lower_precision_too(
@@ -269,7 +262,7 @@ def test_a_ghost_that_holds_the_batch_trains_as_batch_norm_in_lower_precision_to
         assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-@EACH
+@EACH_LAYER
 @pytest.mark.parametrize("track", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
