@@ -98,7 +98,7 @@ def test_every_public_name_is_there_and_documented():
 
 def test_the_library_works_without_fcntl_and_register_at_fork(tmp_path):
     """As on Windows."""
-    shown = run("-W", "error", HERE / "without_posix.py", tmp_path / "run")
+    shown = run("-W", "error", HERE / "support" / "without_posix.py", tmp_path / "run")
     assert shown.stdout == "finished\n"
 
 

@@ -1,25 +1,12 @@
 """One run on many ranks and in micro-batches: the numbers of one rank and one pass."""
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 import train_variants
-
-
-def torchrun(count, *command, **options):
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={count}", *map(str, command)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,
-    )
+from launch_ranks import torchrun
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +15,7 @@ def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     train_variants.run_all(folder, world=1)
     for count in (2, 4):
-        done = torchrun(count, train_variants.__file__, folder)
+        done = torchrun(count, Path(train_variants.__file__), folder)
         assert done.returncode == 0, done.stderr[-3000:]
     return folder
 

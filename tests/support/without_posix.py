@@ -1,6 +1,6 @@
 """Uses the library where fcntl and os.register_at_fork do not exist, as on Windows.
 
-Usage: python tests/without_posix.py FOLDER
+Usage: python tests/support/without_posix.py FOLDER
 """
 
 import os

@@ -40,7 +40,6 @@ def torchrun(
     ranks: int, script: Path, *arguments: object, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in as many processes as there are ranks, and wait for them."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -49,7 +48,7 @@ def torchrun(
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         **options,
     )
 
