@@ -1,6 +1,7 @@
 """The exception that wrong input raises: one line with the field, the problem and a remedy."""
 
 from collections.abc import Collection
+from difflib import get_close_matches
 
 
 class InputError(ValueError):
@@ -22,10 +23,20 @@ class InputError(ValueError):
         return type(self), (self.field, self.problem, self.remedy)
 
 
-def check_choice(field: str, value: object, choices: Collection[str]) -> None:
-    """Refuse a value that is not one of ``choices``."""
+def check_choice(field: str, value: str, choices: Collection[str], *more: str) -> None:
+    """Refuse a value that is not one of ``choices``; the remedy names ``more``, too."""
     if value not in choices:
-        raise InputError(field, f"{value!r} is unknown", f"choose one of {', '.join(choices)}")
+        close = get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        remedy = f"{hint}choose one of {', '.join((*choices, *more))}"
+        raise InputError(field, f"{value!r} is unknown", remedy)
+
+
+def check_positive(**numbers: int | None) -> None:
+    """Refuse numbers below 1, by name; None passes."""
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise InputError(name, f"{value} is below 1", "use 1 or more")
 
 
 class RankLocalError(InputError):

@@ -54,9 +54,6 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(cause.errno, cause.strerror, str(path)) from None
 
 
-# ------------------------------------------------------------------------------------------- locks
-
-
 try:
     import fcntl
 except ImportError:  # Windows

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from ghostbatch import __version__
-from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning
+from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning, check_choice
 
 COMMANDS = ("list", "plan", "train", "study", "report")
 """Modules of this package; each has a function ``command`` of its arguments."""
@@ -58,8 +58,7 @@ def run(argv: Sequence[str]) -> None:
         print(f"ghostbatch {__version__}")
         return
     name, *rest = argv
-    if name not in COMMANDS:
-        raise InputError("command", f"{name!r} is unknown", f"choose one of {', '.join(COMMANDS)}")
+    check_choice("command", name, COMMANDS)
     command = _load(name)
     signal.signal(signal.SIGTERM, _terminate)
     command(rest)

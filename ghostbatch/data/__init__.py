@@ -1,7 +1,7 @@
 """Data sets, augmentation, and the exact stream of batches."""
 
 from ghostbatch.data.catalog import DATASETS, Data, Feed, find_dataset, find_info, load, open_feed
-from ghostbatch.data.datasets import ImageData, Info, Split
+from ghostbatch.data.datasets import Info
 from ghostbatch.data.feed import MicroBatch, TensorFeed
 from ghostbatch.data.folder import OnBadImage
 from ghostbatch.data.stream import PermutationStream
@@ -10,12 +10,10 @@ __all__ = [
     "DATASETS",
     "Data",
     "Feed",
-    "ImageData",
     "Info",
     "MicroBatch",
     "OnBadImage",
     "PermutationStream",
-    "Split",
     "TensorFeed",
     "find_dataset",
     "find_info",

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from ghostbatch.data.datasets import ImageData, Info
 from ghostbatch.data.feed import TensorFeed
 from ghostbatch.data.folder import FolderData, FolderFeed, OnBadImage, list_folder
 from ghostbatch.data.synthetic import parse, synthetic
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_choice
 
 Data = ImageData | FolderData
 Feed = TensorFeed | FolderFeed
@@ -62,21 +61,14 @@ INFO: dict[str, Info] = {
 
 def find_dataset(name: str) -> Loader:
     """Return the loader for one of `DATASETS`, ``folder:PATH`` or ``synthetic:SHAPE``."""
-    if name in DATASETS:
-        return DATASETS[name]
     family, _, rest = name.partition(":")
     if family == "synthetic":
         parse(rest)
         return lambda _data_dir, _download: synthetic(rest)
     if family == "folder" and rest:
         return lambda _data_dir, _download: list_folder(Path(rest), name)
-    close = get_close_matches(name, DATASETS, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    raise InputError(
-        "data",
-        f"{name!r} is unknown",
-        f"{hint}choose one of {', '.join(DATASETS)}, folder:PATH or synthetic:SHAPE",
-    )
+    check_choice("data", name, DATASETS, "folder:PATH or synthetic:SHAPE")
+    return DATASETS[name]
 
 
 def find_info(name: str) -> Info:

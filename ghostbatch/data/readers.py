@@ -51,9 +51,6 @@ def cifar100(data_dir: Path, download: bool) -> ImageData:
     return _load_cifar("cifar100", "CIFAR100", data_dir, download)
 
 
-# ------------------------------------------------------------------------------------------ MNIST
-
-
 def _load_idx(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
     """Load one of the two MNIST data sets from its idx files, packed or not."""
     reader = getattr(import_torchvision().datasets, kind)
@@ -87,9 +84,6 @@ def _gunzip(name: str, archive: Path) -> bytes:
         raise _damaged(name, archive.parent, f"{archive.name}: {error}") from None
 
 
-# ------------------------------------------------------------------------------------------ CIFAR
-
-
 def _load_cifar(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
     """Load one of the two CIFAR data sets from its pickled files, whose checksums are checked."""
     torchvision = import_torchvision()
@@ -113,9 +107,6 @@ def _load_cifar(name: str, kind: str, data_dir: Path, download: bool) -> ImageDa
 
     classes = len(train.classes)
     return ImageData(name, classes, split(train), split(test), PadCropFlip(pad=4, fill=127))
-
-
-# ------------------------------------------------------------------------------------ torchvision
 
 
 def _read(name: str, reader: Any, root: Path, folder: Path) -> tuple[Any, Any]:

@@ -5,12 +5,11 @@ which are initialised as He et al. do (normal, fan-out).
 """
 
 from collections import OrderedDict
-from difflib import get_close_matches
 from itertools import pairwise
 
 from torch import nn
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn.external import FAMILIES, Builder
 from ghostbatch.nn.parts import (
     BasicBlock,
@@ -134,22 +133,11 @@ def find_model(name: str) -> Builder:
     >>> find_model("f1") is f1
     True
     """
-    if name in MODELS:
-        return MODELS[name]
     family, colon, rest = name.partition(":")
     if colon and family in FAMILIES:
         return FAMILIES[family](rest)
-    close = get_close_matches(name, MODELS, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    raise InputError(
-        "model",
-        f"{name!r} is unknown",
-        f"{hint}choose one of {', '.join(MODELS)}, "
-        "torchvision:NAME, timm:NAME or python:MODULE:FUNCTION",
-    )
-
-
-# ------------------------------------------------------------------------------------------- parts
+    check_choice("model", name, MODELS, "torchvision:NAME, timm:NAME or python:MODULE:FUNCTION")
+    return MODELS[name]
 
 
 def _residual(

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from ghostbatch.ops.backends.base import NormCall
-from ghostbatch.ops.backends.select import attempt, has_kernels, select
+from ghostbatch.ops.backends.select import attempt, has_kernels, select, update_by_kernel
 from ghostbatch.ops.reference import ghost_batch_norm_reference
-from ghostbatch.ops.running.exchange import exchange_after_backward
+from ghostbatch.ops.running.exchange import (
+    exchange_after_backward,
+    update_running,
+    updates_in_forward,
+)
 from ghostbatch.ops.running.stats import RunningStats
 
 Gradients = tuple[Tensor | None, ...]
@@ -111,8 +115,6 @@ def _differentiably(
     return [*partial, dy if ctx.has_residual else None]
 
 
-# --------------------------------------------------------------------------------------- operators
-
 # Compilers keep code that calls the operators in caches on disk: names and order of their arguments
 # must not change.
 
@@ -185,3 +187,31 @@ def _(
     del dy, weight, ghost, activation, bias
     dresidual = x.new_empty(0) if y is None else torch.empty_like(x)
     return torch.empty_like(x), statistics.new_empty(2, x.shape[1]), dresidual
+
+
+@torch.library.custom_op(
+    "ghostbatch::update_running",
+    mutates_args=("running_mean", "running_var", "num_batches_tracked"),
+)
+def update_running_op(
+    running_mean: Tensor,
+    running_var: Tensor,
+    num_batches_tracked: Tensor | None,
+    statistics: Tensor,
+    momentum: float | None,
+    running: str,
+    group: str | None,
+) -> None:
+    """As `update_running`, with the ghosts' means and variances as ``statistics``.
+
+    The buffers may be copies that live only as long as the call, so nothing can be left pending:
+    ranks exchange their contributions at once, layer by layer.
+    """
+    stats = RunningStats(running_mean, running_var, num_batches_tracked, momentum, running)
+    if not (updates_in_forward(group) and update_by_kernel(stats, statistics)):
+        update_running(stats, statistics, group, defer=False)
+
+
+@update_running_op.register_fake
+def _(*_: object) -> None:
+    """Return nothing."""

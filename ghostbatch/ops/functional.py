@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ghostbatch.ops.autograd import ghost_norm
+from ghostbatch.ops.autograd import ghost_norm, update_running_op
 from ghostbatch.ops.backends.base import NormCall
 from ghostbatch.ops.reference import (
     ACTIVATIONS,
@@ -19,7 +19,6 @@ from ghostbatch.ops.reference import (
 )
 from ghostbatch.ops.running.exchange import update_running, updates_in_forward
 from ghostbatch.ops.running.groups import LOCAL, Group, ranks_in
-from ghostbatch.ops.running.operator import update_running_op
 from ghostbatch.ops.running.stats import RunningStats
 
 
@@ -114,9 +113,6 @@ def _inside_torch_func() -> bool:
 
 def _add_and_activate(y: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
     return ACTIVATIONS[activation](y if residual is None else y + residual)
-
-
-# ------------------------------------------------------------------------------------------ checks
 
 
 def check_options(

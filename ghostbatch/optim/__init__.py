@@ -1,12 +1,7 @@
 """Regimes, their scheduler, optimizers as data, and the rules that follow the batch size."""
 
-from ghostbatch.optim.optimizers import (
-    SGD,
-    OptimizerSpec,
-    spec_from_dict,
-    spec_to_dict,
-)
-from ghostbatch.optim.regime import Drop, Epochs, Rates, Regime, exact, update_at
+from ghostbatch.optim.optimizers import SGD, OptimizerSpec, spec_from_dict, spec_to_dict
+from ghostbatch.optim.regime import Drop, Epochs, Rates, Regime, update_at
 from ghostbatch.optim.scaling import Rule, lr_scale, noise_weights
 from ghostbatch.optim.scheduler import RegimeScheduler
 
@@ -19,7 +14,6 @@ __all__ = [
     "Regime",
     "RegimeScheduler",
     "Rule",
-    "exact",
     "lr_scale",
     "noise_weights",
     "spec_from_dict",

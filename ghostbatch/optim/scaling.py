@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ghostbatch.errors import InputError, check_choice
+from ghostbatch.errors import InputError, check_choice, check_positive
 
 Rule = Literal["none", "sqrt", "linear"]
 
@@ -20,7 +20,7 @@ def lr_scale(batch: int, base_batch: int, rule: Rule = "sqrt") -> float:
     >>> lr_scale(4096, 128), lr_scale(4096, 128, "linear"), lr_scale(4096, 128, "none")
     (5.656854249492381, 32.0, 1.0)
     """
-    _check_sizes(batch, base_batch)
+    check_positive(batch=batch, base_batch=base_batch)
     ratio = batch / base_batch
     factors = {"none": 1.0, "sqrt": sqrt(ratio), "linear": ratio}
     check_choice("lr_rule", rule, factors)
@@ -34,7 +34,7 @@ def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generato
     the small batch's mean gradient had, at an unchanged learning rate. The weights are on the
     generator's device.
     """
-    _check_sizes(batch, base_batch)
+    check_positive(batch=batch, base_batch=base_batch)
     if batch < base_batch:
         raise InputError(
             "batch",
@@ -43,9 +43,3 @@ def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generato
         )
     deviation = sqrt(batch / base_batch - 1)
     return 1 + deviation * torch.randn(n, generator=generator, device=generator.device)
-
-
-def _check_sizes(batch: int, base_batch: int) -> None:
-    for field, size in (("batch", batch), ("base_batch", base_batch)):
-        if size < 1:
-            raise InputError(field, f"{size} is below 1", "give a number of samples")

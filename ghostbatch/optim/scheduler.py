@@ -6,7 +6,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import check_positive
 from ghostbatch.optim.regime import Rates, Regime, update_at
 
 
@@ -34,9 +34,7 @@ class RegimeScheduler(LRScheduler):
         batch: int,
         last_epoch: int = -1,
     ) -> None:
-        for field, size in (("samples_per_epoch", samples_per_epoch), ("batch", batch)):
-            if size < 1:
-                raise InputError(field, f"{size} is below 1", "give a number of samples")
+        check_positive(samples_per_epoch=samples_per_epoch, batch=batch)
         self.regime = regime
         self.samples_per_epoch = samples_per_epoch
         self.batch = batch

@@ -1,10 +1,10 @@
 """The paper's tables and figures, declared, and the runner that executes their cells."""
 
-from ghostbatch.study.executor import Event, Executor, Job, Where, WorkerDied
+from ghostbatch.study.executor import Event, Where, WorkerDied
 from ghostbatch.study.instruments import Instrument, measure
-from ghostbatch.study.manifest import read_study, write_study
+from ghostbatch.study.manifest import read_study
 from ghostbatch.study.recipes import PROVISIONAL, RECIPES, find_recipe
-from ghostbatch.study.runner import run_cells, run_study
+from ghostbatch.study.runner import run_study
 from ghostbatch.study.studies import STUDIES, Cell, Row, Study, find_study
 
 __all__ = [
@@ -13,9 +13,7 @@ __all__ = [
     "STUDIES",
     "Cell",
     "Event",
-    "Executor",
     "Instrument",
-    "Job",
     "Row",
     "Study",
     "Where",
@@ -24,7 +22,5 @@ __all__ = [
     "find_study",
     "measure",
     "read_study",
-    "run_cells",
     "run_study",
-    "write_study",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import check_choice
 from ghostbatch.optim import Regime
 from ghostbatch.recipe import Recipe
 
@@ -42,7 +42,6 @@ def f1_mnist() -> Recipe:
 
     Command: ``ghostbatch train f1-mnist``.
     The paper: SB 98.27, LB 97.05, +LR 97.55, +GBN 97.60, +RA 98.53 %.
-    Cost: not yet measured here.
     """
     regime = Regime(lr=0.1, epochs=50, drops=((10, 0.01), (20, 1e-3), (30, 1e-4)))
     return small_batch("f1", "mnist", 128, regime)
@@ -53,7 +52,6 @@ def c1_cifar10() -> Recipe:
 
     Command: ``ghostbatch train c1-cifar10``.
     The paper: SB 87.80, LB 83.95, +LR 86.15, +GBN 86.4, +RA 88.20 %.
-    Cost: not yet measured here.
     """
     return small_batch("c1", "cifar10", 128, FIRST_GUESS, augment=True)
 
@@ -63,7 +61,6 @@ def resnet44_cifar10() -> Recipe:
 
     Command: ``ghostbatch train resnet44-cifar10``.
     The paper: SB 92.83, LB 86.10, +LR 89.30, +GBN 90.50, +RA 93.07 %.
-    Cost: not yet measured here.
     """
     regime = Regime(lr=0.1, epochs=200, drops=((81, 0.01), (122, 1e-3), (164, 1e-4)))
     return small_batch("resnet44", "cifar10", 128, regime, augment=True)
@@ -74,7 +71,6 @@ def vgg_cifar10() -> Recipe:
 
     Command: ``ghostbatch train vgg-cifar10``.
     The paper: SB 92.30, LB 84.1, +LR 88.6, +GBN 91.50, +RA 93.03 %.
-    Cost: not yet measured here.
     """
     return replace(c1_cifar10(), model="vgg")
 
@@ -84,7 +80,6 @@ def c3_cifar100() -> Recipe:
 
     Command: ``ghostbatch train c3-cifar100``.
     The paper: SB 61.25, LB 51.50, +LR 57.38, +GBN 57.5, +RA 63.20 %.
-    Cost: not yet measured here.
     """
     return replace(c1_cifar10(), model="c3", data="cifar100")
 
@@ -94,7 +89,6 @@ def wresnet16_4_cifar100() -> Recipe:
 
     Command: ``ghostbatch train wresnet16-4-cifar100``.
     The paper: SB 73.70, LB 68.15, +LR 69.05, +GBN 71.20, +RA 73.57 %.
-    Cost: not yet measured here.
 
     The authors' code differs: its last drop is to 1e-4 at epoch 140, and its weight decay is 1e-4.
     """
@@ -109,7 +103,6 @@ def alexnet_imagenet() -> Recipe:
     Command: ``ghostbatch train alexnet-imagenet``.
     The paper: SB 57.10, LB 41.23, +LR 53.25, +GBN 54.92, +RA 59.5 %, where LB and +LR are at 2048
     and the others at 4096; at 8192 +GBN is 53.93 and +RA 59.5 %.
-    Cost: not yet measured here.
     """
     drops = ((10, 5e-3), (15, 1e-3, 0.0), (20, 5e-4), (25, 1e-4))
     regime = Regime(lr=0.01, epochs=30, drops=drops, weight_decay=5e-4)
@@ -140,6 +133,5 @@ def find_recipe(name: str) -> Recipe:
 
 def look_up(field: str, name: str, known: dict[str, Callable[[], Found]]) -> Found:
     """Return what a table makes of a name; refuse a name that it does not have."""
-    if name not in known:
-        raise InputError(field, f"{name!r} is unknown", f"choose one of {', '.join(known)}")
+    check_choice(field, name, known)
     return known[name]()

@@ -12,7 +12,7 @@ from threading import Thread
 import torch
 
 from ghostbatch.data import find_info
-from ghostbatch.errors import InputError
+from ghostbatch.errors import check_positive
 from ghostbatch.files import locked
 from ghostbatch.study.executor import Event, Executor, Job, Where
 from ghostbatch.study.local import LocalExecutor
@@ -51,8 +51,7 @@ def run_study(
         make_executor: given the descriptor of the study's lock, returns what runs the jobs.
 
     """
-    if jobs < 1:
-        raise InputError("jobs", f"{jobs} is below 1", "use 1 or more")
+    check_positive(jobs=jobs)
     held = held_part(study, cells, read_study(out))
     for cell in cells:  # refuse a folder of another recipe, or with files that cannot be read
         folder = RunFolder(cell.folder(out), cell.plan)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ghostbatch.data import Info
 from ghostbatch.recipe import Plan
 from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State, parameter_dtype
+from ghostbatch.train.state import State, autocast, parameter_dtype
 
 PROBE = 32
 """Largest number of samples to measure with."""
@@ -44,7 +44,7 @@ def estimate(plan: Plan, info: Info, device: torch.device, micro: int | None = N
         spent = []
         for _ in range(3):  # the first one warms up
             began = _now(device)
-            kept = _pass(state, images, labels, recipe.precision == "bf16")
+            kept = _pass(state, images, labels)
             spent.append(_now(device) - began)
     weights = [p for p in state.model.parameters() if p.requires_grad]
     fixed = 4 * sum(p.numel() * p.element_size() for p in weights)
@@ -55,7 +55,7 @@ def estimate(plan: Plan, info: Info, device: torch.device, micro: int | None = N
     )
 
 
-def _pass(state: State, images: Tensor, labels: Tensor, half: bool) -> int:
+def _pass(state: State, images: Tensor, labels: Tensor) -> int:
     """Run one forward and backward; return the bytes saved between them."""
     storages: dict[int, int] = {}
     weights = {p.untyped_storage().data_ptr() for p in state.model.parameters()}
@@ -68,7 +68,7 @@ def _pass(state: State, images: Tensor, labels: Tensor, half: bool) -> int:
 
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast(images.device.type, torch.bfloat16, enabled=half),
+        autocast(state.plan.recipe, state.device),
     ):
         loss = F.cross_entropy(state.model(images), labels)
     loss.backward()

@@ -34,7 +34,7 @@ class Journal:
         self.state, self.feed, self.ranks, self.folder = state, feed, ranks, folder
         self.plan = state.plan
         self.seconds, self.updates = checkpoint_seconds, checkpoint_updates
-        self.recorder = Recorder(folder.metrics, kept_bytes, on_record) if ranks.first else None
+        self.recorder = Recorder(folder.metrics, kept_bytes, on_record) if ranks.rank == 0 else None
         self._validation: Record | None = None
         self._began = time.monotonic() - state.seconds
         self._saved = (time.monotonic(), state.update)

@@ -10,7 +10,7 @@ import torch
 
 from ghostbatch.data import Data, OnBadImage, load, open_feed
 from ghostbatch.diagnostics import log_spaced
-from ghostbatch.errors import InputError, RankLocalError
+from ghostbatch.errors import InputError, RankLocalError, check_positive
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
@@ -71,7 +71,7 @@ def train(
 
     """
     where = find_device(device)
-    _check_positive(
+    check_positive(
         threads=threads,
         evaluations=evaluations,
         checkpoint_updates=checkpoint_updates,
@@ -187,12 +187,6 @@ def find_device(name: str | torch.device | None) -> torch.device:
     if not usable:
         raise kind("device", f"{name} is not available here", remedy)
     return device
-
-
-def _check_positive(**numbers: int | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise InputError(name, f"{value} is below 1", "use 1 or more")
 
 
 def _load(name: str, data_dir: str | Path | None, download: bool, ranks: Ranks) -> Data:

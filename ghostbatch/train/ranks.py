@@ -31,11 +31,6 @@ class Ranks:
     rank: int = 0
     world: int = 1
 
-    @property
-    def first(self) -> bool:
-        """Whether this is the rank that reads and writes files."""
-        return self.rank == 0
-
     def sum(self, values: Tensor) -> Tensor:
         """Sum the values over all ranks, in place, and return them."""
         if self.world > 1:
@@ -47,7 +42,7 @@ class Ranks:
         if self.world == 1:
             return ask()
         box: list[Any] = [None]
-        if self.first:
+        if self.rank == 0:
             try:
                 box = [ask()]
             except (InputError, OSError) as error:
@@ -88,11 +83,6 @@ class Ranks:
         newer = "forward_sync_buffers" in known  # the name in later releases of PyTorch
         option = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
         return DistributedDataParallel(model, **option)  # type: ignore[arg-type]
-
-    def collect(self) -> None:
-        """Collect dropped DDP wrappers, which are cycles that keep the group's threads alive."""
-        if self.world > 1:
-            gc.collect()
 
 
 @contextmanager

@@ -59,13 +59,9 @@ OnRecord = Callable[[Record], None]
 
 
 class Recorder:
-    """Appends records to a file and passes them on.
+    """Appends records to a file, after cutting it to ``keep`` bytes, and calls ``on_record``.
 
-    Args:
-        path: the file; it is cut to ``keep`` bytes, because later updates will be run again.
-        keep: length of the file when the checkpoint was taken.
-        on_record: called with each record.
-
+    What the file holds beyond a checkpoint is of updates that will be run again.
     """
 
     def __init__(self, path: Path, keep: int, on_record: OnRecord | None) -> None:
@@ -97,7 +93,9 @@ class Recorder:
 
 def to_json(result: Record | Summary) -> str:
     """Return one JSON object; JSON has no NaN, so a number that is not finite becomes null."""
-    return json.dumps({k: v if _is_finite(v) else None for k, v in asdict(result).items()})
+    fields = asdict(result)
+    bad = [name for name, v in fields.items() if isinstance(v, float) and not isfinite(v)]
+    return json.dumps({**fields, **dict.fromkeys(bad)})
 
 
 def read_records(path: Path) -> list[Record]:
@@ -121,10 +119,6 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (ValueError, TypeError, AttributeError):
         raise InputError("folder", f"{path} cannot be read", "delete the run's folder") from None
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, float) or isfinite(value)
 
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:

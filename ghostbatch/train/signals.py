@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 REPEATED = 1.0
@@ -34,12 +34,7 @@ class Signals:
                     signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Restore the handlers; raise a noted signal that the run did not handle."""
         self._restore()
         if self.noted is not None and kind is None:

@@ -1,5 +1,6 @@
 """One update of the weights, from zeroed gradients to the next learning rate."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -103,6 +104,7 @@ class Update:
             yield micro
 
     def close(self) -> None:
-        """Release the DDP wrapper, whose threads would outlive the process group."""
+        """Release the DDP wrapper, a cycle that keeps the threads of the process group alive."""
         del self.parallel, self._no_sync
-        self.ranks.collect()
+        if self.ranks.world > 1:
+            gc.collect()

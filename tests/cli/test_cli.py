@@ -12,7 +12,8 @@ import ghostbatch
 from ghostbatch import cli
 from ghostbatch.cli.train import RunOptions
 from ghostbatch.errors import RankLocalError
-from ghostbatch.study import PROVISIONAL, Job, Where, WorkerDied
+from ghostbatch.study import PROVISIONAL, Where, WorkerDied
+from ghostbatch.study.executor import Job
 
 
 @pytest.fixture

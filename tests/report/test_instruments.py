@@ -11,7 +11,8 @@ from ghostbatch.report.figures import slope_with_interval
 from ghostbatch.report.instruments import draw_instruments
 from ghostbatch.report.page import write_report
 from ghostbatch.report.runs import read_results
-from ghostbatch.study import Instrument, Study, write_study
+from ghostbatch.study import Instrument, Study
+from ghostbatch.study.manifest import write_study
 
 
 def walks(times):

@@ -13,7 +13,8 @@ from ghostbatch import Recipe, Regime, train
 from ghostbatch.errors import InputError
 from ghostbatch.report.page import write_report
 from ghostbatch.report.runs import read_results
-from ghostbatch.study import Row, Study, find_recipe, find_study, write_study
+from ghostbatch.study import Row, Study, find_recipe, find_study
+from ghostbatch.study.manifest import write_study
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import pytest
 
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
-from ghostbatch.study import Job, Where, WorkerDied
+from ghostbatch.study import Where, WorkerDied
+from ghostbatch.study.executor import Job
 from ghostbatch.study.local import LocalExecutor
 from ghostbatch.train import Summary
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ghostbatch.errors import InputError
-from ghostbatch.study import Study, Where, find_study, read_study, run_study, write_study
-from ghostbatch.study.manifest import held_part
+from ghostbatch.study import Study, Where, find_study, read_study, run_study
+from ghostbatch.study.manifest import held_part, write_study
 
 
 def describe(study, columns=None, seeds=None, earlier=None):

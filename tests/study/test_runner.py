@@ -9,8 +9,10 @@ from threading import get_ident
 import pytest
 
 from ghostbatch.errors import InputError
-from ghostbatch.study import Job, Row, Study, Where, find_study, run_cells, run_study
+from ghostbatch.study import Row, Study, Where, find_study, run_study
+from ghostbatch.study.executor import Job
 from ghostbatch.study.placement import Placement
+from ghostbatch.study.runner import run_cells
 from ghostbatch.train import Record, Summary, read_records
 
 

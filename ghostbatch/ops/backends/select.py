@@ -53,7 +53,7 @@ def attempt(backend: Backend, work: Callable[[Backend], Result]) -> tuple[Backen
     return TENSOR, work(TENSOR)
 
 
-def update_running(running: RunningStats, moments: Tensor) -> bool:
+def update_by_kernel(running: RunningStats, moments: Tensor) -> bool:
     """Update running statistics by the ghosts' (2, K, C) if a kernel can; return whether it did."""
     backend = _first(moments, lambda _: True)
     return attempt(backend, lambda chosen: chosen.update_running(running, moments))[1]

@@ -215,7 +215,7 @@ def test_the_kernel_of_running_statistics_gives_the_closed_form(running, momentu
         mean, var, tracked = torch.full((shape[2],), 3.0), torch.ones(shape[2]), torch.tensor(5)
         stats = RunningStats(mean, var, tracked, momentum, running)
         if by_kernel:
-            assert select.update_running(stats, moments)
+            assert select.update_by_kernel(stats, moments)
         else:
             apply_contributions(stats, [contribution(stats, moments)])
         found.append([mean, var, tracked])

@@ -60,8 +60,6 @@ COUNTS = [
 ]
 """Numbers for whose values no code is specialised, so another batch size compiles nothing."""
 
-# ----------------------------------------------------------------------------------------- forward
-
 
 @triton.jit
 def write_statistics(place_C, stride, n, sum_C, square_C, shift_C, eps, live_C):
@@ -179,9 +177,6 @@ def forward_kernel(
                 store(y_ptr + base, at_RCU, y_RCU, keep_RCU, EVEN, STREAM)
 
         ticket = next_ticket(counters_ptr, tickets_per_run)[0] if LOOP else total + delay
-
-
-# ---------------------------------------------------------------------------------------- backward
 
 
 @triton.jit

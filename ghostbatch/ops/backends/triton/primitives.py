@@ -6,8 +6,6 @@ See `kernels` for how they work together, and for the shapes.
 import triton
 import triton.language as tl
 
-# ------------------------------------------------------------------------------ tickets and groups
-
 
 @triton.jit
 def next_ticket(counters_ptr, tickets_per_run):
@@ -130,9 +128,6 @@ def publish_sums(
     else:
         last = count_in(counters_ptr) == runs_before * (count + 1) + count - 1
     return last
-
-
-# ------------------------------------------------------------------------------------------- tiles
 
 
 @triton.jit
