@@ -19,6 +19,7 @@ from batch import BatchMaker
 from flat import Flat
 from fold import FoldedConv2d, fold_convolutions
 from joined import join_gradients
+from loss import cross_entropy
 from pool import to_fast_pools
 from timing import DEVICE
 from torch import Tensor, nn
@@ -44,18 +45,21 @@ class Levers:
     """Weights in one buffer with a bf16 shadow, and SGD on it; else autocast and torch's SGD."""
     join: bool = True
     """Add the two gradients of a residual block's output inside the norm's backward."""
+    loss: bool = True
+    """Cross entropy, accuracy and their gradient by the kernels of `loss`; needs ``flat``."""
     compiled: bool = False
     """torch.compile the network."""
 
 
-EAGER = Levers(graph=False, fold=False, pool=False, flat=False, join=False)
+EAGER = Levers(graph=False, fold=False, pool=False, flat=False, join=False, loss=False)
 VARIANTS: dict[str, Levers] = {  # each is the one before plus one lever
     "eager": EAGER,
     "graph": (graph := replace(EAGER, graph=True)),
     "+fold": (fold := replace(graph, fold=True)),
     "+pool": (pool := replace(fold, pool=True)),
     "+flat": (flat := replace(pool, flat=True)),
-    "+join": replace(flat, join=True),
+    "+join": (join := replace(flat, join=True)),
+    "+loss": replace(join, loss=True),
 }
 
 
@@ -93,7 +97,8 @@ class Update:
         dropout: bool = True,
     ) -> None:
         torch.manual_seed(seed)
-        model = find_model(network)(10).to(DEVICE, memory_format=torch.channels_last)
+        model = find_model(network)(10).to(DEVICE)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if not dropout:
             for layer in model.modules():
                 if isinstance(layer, nn.Dropout):
@@ -143,6 +148,11 @@ class Update:
         else:
             with torch.autocast(DEVICE, self.dtype, enabled=self.dtype != torch.float32):
                 outputs = self.forward(maker.x)
+        if self.levers.loss:
+            loss, slope = cross_entropy(outputs, maker.y, self.sums)
+            gradients = torch.autograd.grad(outputs, self.flat.leaves, slope)
+            self.flat.step(gradients, self.rates, loss, self.sums[2:])
+            return
         loss = F.cross_entropy(outputs.float(), maker.y)
         if self.levers.flat:
             gradients = torch.autograd.grad(loss, self.flat.leaves)

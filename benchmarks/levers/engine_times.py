@@ -16,7 +16,7 @@ KINDS = {  # of kernels, by a part of their name; the first that fits
     "pooling": ("max_pool",),
     "norm": ("forward_kernel", "backward_kernel", "running_kernel"),
     "flat weights": ("collect_kernel", "step_kernel", "unfold_kernel"),
-    "batch": ("batch_kernel",),
+    "batch and loss": ("batch_kernel", "loss_kernel", "means_kernel"),
     "copies and fills": ("copy", "fill", "Memset", "Memcpy", "nchwToNhwc", "nhwcToNchw", "cast"),
     "convolution and product": (
         *("conv", "cudnn", "xmma", "cutlass", "gemm", "nvjet", "wgrad", "dgrad", "fprop"),

@@ -12,7 +12,7 @@ does SGD with momentum; unless loss and norm are finite, nothing changes. Rates 
 memory, sums are in a fixed order, and the host never waits: one CUDA graph can hold it all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -152,7 +152,7 @@ class ShadowLinear(nn.Linear):
 class Slot:
     """A parameter and the stretches of the buffers that belong to it."""
 
-    parameter: nn.Parameter
+    parameter: Tensor
     start: int
     leaf: Tensor
     """What the network reads and autograd differentiates: a part of the shadow, or itself."""
@@ -170,7 +170,9 @@ class Flat:
         remove_hooks(model)  # the folded weights come from the shadow
         folded, copied, plain = _sections(model)
         device = next(model.parameters()).device
-        self._ends, starts = _layout([folded, copied, plain])
+        self._ends, starts = _layout(
+            [[layer.weight for layer in folded], [p for _, p in copied], plain]
+        )
         total = self._ends[2]
         self.weights, self.grads, self.momentum = (
             torch.zeros(total, device=device) for _ in range(3)
@@ -240,7 +242,7 @@ class Flat:
         )  # fmt: skip
         self.unfold()
 
-    def _move_in(self, parameter: nn.Parameter, start: int, *, folded: bool) -> None:
+    def _move_in(self, parameter: Tensor, start: int, *, folded: bool) -> None:
         """Make a parameter a view of the buffer; whole convolutions lie channels last in it."""
         place = self.weights[start : start + parameter.numel()]
         place = place.view(parameter.shape) if folded else _shaped(place, parameter.shape)
@@ -257,7 +259,7 @@ class Flat:
         layer.folded = leaf
         return Slot(layer.weight, start, leaf, self.shadow_grads[place])
 
-    def _copied_slot(self, layer: nn.Module, parameter: nn.Parameter, start: int) -> Slot:
+    def _copied_slot(self, layer: nn.Module, parameter: Tensor, start: int) -> Slot:
         start += self._shadow_folded - self._ends[0]
         place = slice(start, start + parameter.numel())
         leaf = _shaped(self.shadow[place], parameter.shape).requires_grad_()
@@ -269,7 +271,7 @@ class Flat:
             layer.shadow_bias = leaf
         return Slot(parameter, start, leaf, self.shadow_grads[place])
 
-    def _plain_slot(self, parameter: nn.Parameter, start: int) -> Slot:
+    def _plain_slot(self, parameter: Tensor, start: int) -> Slot:
         place = slice(start, start + parameter.numel())
         return Slot(parameter, start, parameter, self.grads[place])
 
@@ -285,28 +287,16 @@ def _sections(
     return folded, copied, [p for p in model.parameters() if p not in known]
 
 
-def _layout(
-    sections: tuple[list[FoldedConv2d], list[tuple[nn.Module, nn.Parameter]], list[nn.Parameter]]
-    | list[list[object]],
-) -> tuple[list[int], dict[nn.Parameter, int]]:
+def _layout(sections: Sequence[Sequence[Tensor]]) -> tuple[list[int], dict[Tensor, int]]:
     """Return the ends of the sections, multiples of BLOCK, and where every parameter starts."""
     ends: list[int] = []
-    starts: dict[nn.Parameter, int] = {}
-    for section in sections:
-        parameters = list(_parameters(section))
+    starts: dict[Tensor, int] = {}
+    for parameters in sections:
         begin = ends[-1] if ends else 0
         offsets, size = _run_together([p.numel() for p in parameters])
         starts |= {p: begin + offset for p, offset in zip(parameters, offsets, strict=True)}
         ends.append(_up(begin + size, BLOCK))
     return ends, starts
-
-
-def _parameters(section: Sequence[object]) -> Iterator[nn.Parameter]:
-    for entry in section:
-        if isinstance(entry, FoldedConv2d):
-            yield entry.weight
-        else:
-            yield entry[1] if isinstance(entry, tuple) else entry  # type: ignore[misc]
 
 
 def _run_together(sizes: Sequence[int]) -> tuple[list[int], int]:

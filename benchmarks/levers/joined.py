@@ -205,17 +205,17 @@ class JoinedNorm(torch.autograd.Function):
     ) -> Any:
         """Return the result, and the same memory again."""
         make_store(x.device)
-        moving = Buffers(
-            layer.running_mean, layer.running_var, layer.num_batches_tracked,
-            layer.momentum, layer.running,
-        )  # fmt: skip
+        mean, var, tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
+        moving = None
+        if mean is not None and var is not None:
+            moving = Buffers(mean, var, tracked, layer.momentum, layer.running)
         y, table = fused.forward(
             x, layer.weight, layer.bias, layer.ghost, layer.eps, "relu", residual, moving
         )
         ctx.layer = layer
         ctx.save_for_backward(x, table, None if residual is None else y)
         ctx.set_materialize_grads(False)
-        return y, y.new_empty(0).set_(y)
+        return y, y.new_empty(0).set_(y)  # type: ignore[call-overload]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, other: Tensor | None) -> Any:
