@@ -1,11 +1,11 @@
-"""What the instruments of diffusion cost, against their limits, in one run.
+"""The cost of measuring distance and random potential, against their limits.
 
     python benchmarks/diffusion.py --device cuda         # ResNet44 at CIFAR-10's size
 
-The distance: its share of training steps when it is measured at log-spaced updates of a run; the
-limit is 1 %. The random potential: minutes for 1,000 directions over 50,000 images; the limit is 5.
-A GPU measures it twice: with convolutions in TF32, as PyTorch has them, and in full fp32, which
-tells how much of the losses' deviations is rounding.
+Distance: its share of the time of a run, measured at log-spaced updates; the limit is 1 %. Random
+potential: minutes for 1,000 directions over 50,000 images; the limit is 5. On a GPU the potential
+is measured twice: with convolutions in TF32, PyTorch's default, and in fp32, which shows how much
+of the changes of the loss is rounding.
 """
 
 import argparse
@@ -24,13 +24,13 @@ DIRECTIONS, UPDATES, BATCH = 1000, 78_125, 128
 
 
 def main() -> None:
-    """Measure and print both."""
+    """Measure and print both costs."""
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--device", default="cpu")
     options.add_argument("--model", default="resnet44")
-    options.add_argument("--samples", type=int, default=50_000, help="images of the scan")
-    options.add_argument("--batch", type=int, default=5000, help="images at a time in the scan")
-    options.add_argument("--directions", type=int, default=10, help="that are timed")
+    options.add_argument("--samples", type=int, default=50_000, help="images per direction")
+    options.add_argument("--batch", type=int, default=5000, help="images per batch")
+    options.add_argument("--directions", type=int, default=10, help="directions to time")
     chosen = options.parse_args()
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
@@ -53,30 +53,30 @@ def _distance(model: nn.Module, device: str) -> None:
         optimizer.step()
 
     seconds, measured = _time(step, device), _time(walked.distance, device)
-    looks = len(log_spaced(UPDATES))
+    measurements = len(log_spaced(UPDATES))
     print(
         f"distance: {1e3 * measured:.2f} ms, {measured / seconds:.2f} of a step of {BATCH}; "
-        f"{looks} times in {UPDATES:,} updates that is "
-        f"{100 * looks * measured / (UPDATES * seconds):.4f} % (limit 1 %)"
+        f"{measurements} times in {UPDATES:,} updates that is "
+        f"{100 * measurements * measured / (UPDATES * seconds):.4f} % (limit 1 %)"
     )
 
 
 def _potential(model: nn.Module, chosen: argparse.Namespace) -> None:
-    bytes_ = torch.randint(256, (chosen.samples, 3, 32, 32), dtype=torch.uint8)
+    images = torch.randint(256, (chosen.samples, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(10, (chosen.samples,), device=chosen.device)
     loss = BatchedLoss(
-        bytes_.to(chosen.device, memory_format=torch.channels_last),
+        images.to(chosen.device, memory_format=torch.channels_last),
         labels,
         batch=chosen.batch,
-        prepare=lambda images: images.float().sub_(127).mul_(1 / 64),
+        prepare=lambda batch: batch.float().sub_(127).mul_(1 / 64),
     )
     changes = []
     for tf32 in (True, False) if chosen.device.startswith("cuda") else (False,):
         torch.backends.cudnn.allow_tf32 = tf32
-        random_potential(model, loss, radius=10, samples=2)  # warms up
+        random_potential(model, loss, radius=10, samples=2)  # warm-up
         began = time.perf_counter()
         found = random_potential(model, loss, radius=10, samples=chosen.directions)
-        each = (time.perf_counter() - began) / (chosen.directions + 1)  # and the origin
+        each = (time.perf_counter() - began) / (chosen.directions + 1)  # one more for the origin
         changes.append(torch.tensor(found.changes))
         print(
             f"random potential, {'TF32' if tf32 else 'fp32'}: {each:.3f} s a direction of "
@@ -85,7 +85,7 @@ def _potential(model: nn.Module, chosen: argparse.Namespace) -> None:
             f"{changes[-1].square().mean().sqrt():.3g}"
         )
     if len(changes) > 1:
-        print(f"TF32 moves a change by {(changes[0] - changes[1]).abs().max():.2g} at most")
+        print(f"TF32 alters a change by at most {(changes[0] - changes[1]).abs().max():.2g}")
 
 
 def _time(call: Callable[[], object], device: str, times: int = 20) -> float:

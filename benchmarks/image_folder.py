@@ -1,10 +1,10 @@
-"""Images a second from a folder: ours against a plain torchvision DataLoader, in one run.
+"""Images per second from a folder: ghostbatch against a plain torchvision DataLoader.
 
     python benchmarks/image_folder.py   # writes 1,024 JPEG files of 500 x 375 first
     python benchmarks/image_folder.py --root DIR   # your own folder, with train/ and val/
 
-Both decode, resize to 256, crop 224 at random, flip and normalise, with as many worker processes;
-they take turns, and the medians are compared.
+Both decode, resize to 256, crop 224 at random, flip and normalise, with the same number of worker
+processes. They take turns in one run, and the medians are compared.
 """
 
 import argparse
@@ -24,22 +24,22 @@ from PIL import Image
 
 from ghostbatch.data import load
 from ghostbatch.data.folder import FolderFeed
-from ghostbatch.nn.external import import_torchvision
+from ghostbatch.optional import import_torchvision
 
 BATCH = 64
 
 
 def main() -> None:
-    """Measure, print the table, and write JSON if asked."""
+    """Measure, print the table, and write JSON if ``--json`` is given."""
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--root", type=Path)
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--batches", type=int, default=8)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--json", type=Path, help="write the figures here too")
+    options.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = options.parse_args()
-    with tempfile.TemporaryDirectory() as passing:
-        root = chosen.root or write_images(Path(passing))
+    with tempfile.TemporaryDirectory() as scratch:
+        root = chosen.root or write_images(Path(scratch))
         rivals = {
             "ghostbatch": ours(root, chosen.workers),
             "torchvision": plain(root, chosen.workers),
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def speed(start: Callable[[], Iterator[object]], batches: int) -> float:
-    """Images a second after the first two batches, which wait for the workers to start."""
+    """Return images per second after the first two batches, which wait for the workers."""
     stream = start()
     for _ in islice(stream, 2):
         pass
@@ -74,12 +74,12 @@ def speed(start: Callable[[], Iterator[object]], batches: int) -> float:
         pass
     rate = BATCH * batches / (time.perf_counter() - began)
     del stream
-    gc.collect()  # or the next one's workers would find these workers' remains
+    gc.collect()  # end these workers before the next ones are forked
     return rate
 
 
 def ours(root: Path, workers: int) -> Callable[[], Iterator[object]]:
-    """The feed that a run would use."""
+    """Return a function that starts the feed that `ghostbatch.train` uses."""
     data = load(f"folder:{root}")
     settings = {"batch": BATCH, "seed": 0, "augment": True, "workers": workers}
 
@@ -94,7 +94,7 @@ def ours(root: Path, workers: int) -> Callable[[], Iterator[object]]:
 
 
 def plain(root: Path, workers: int) -> Callable[[], Iterator[object]]:
-    """What most people write."""
+    """Return a function that starts a plain torchvision data set in a DataLoader."""
     vision = import_torchvision()
     from torchvision import transforms as T  # noqa: PLC0415 (after the import above)
 
@@ -112,7 +112,7 @@ def plain(root: Path, workers: int) -> Callable[[], Iterator[object]]:
 
 
 def write_images(root: Path, count: int = 1024) -> Path:
-    """Photograph-like files: smooth, with some noise, as large as ImageNet's usual ones."""
+    """Write smooth images with some noise, of the usual size of ImageNet's; return ``root``."""
     draw = np.random.default_rng(0)
     for part, number in (("train", count), ("val", 8)):
         for index in range(number):

@@ -1,9 +1,9 @@
-"""Ghost batch norm in an existing model, in one line, with everything around it left as it is.
+"""Ghost batch norm in an existing model, in one line; the rest of the code stays as it is.
 
     python examples/ghost_norm_in_your_model.py
 
-A small convolutional network is trained on random images at batch 512, first as it was written and
-then with ghosts of 64: same parameters, same optimizer, same checkpoint.
+A small convolutional network is trained on random images at batch 512, first as written and then
+with ghosts of 64: the parameters, the optimizer and the checkpoint stay the same.
 """
 
 import torch
@@ -14,7 +14,7 @@ import ghostbatch as gb
 
 
 def your_model() -> nn.Module:
-    """A network that knows nothing of ghosts."""
+    """Return a network with plain batch norm."""
     return nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
         *(nn.Conv2d(16, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
@@ -33,7 +33,7 @@ def your_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 
 def main() -> None:
-    """Train, convert, train on, convert back."""
+    """Train, convert, continue to train, convert back."""
     torch.manual_seed(0)
     model = your_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -43,7 +43,7 @@ def main() -> None:
     print(f"ghosts  loss {your_step(model, optimizer):.4f}  {model[1]}")
 
     gb.to_plain(model)
-    your_model().load_state_dict(model.state_dict())  # the keys never changed
+    your_model().load_state_dict(model.state_dict())  # the keys are the same
     print(f"plain   loss {your_step(model, optimizer):.4f}  {model[1]}")
 
 

@@ -1,9 +1,10 @@
-"""A small-batch recipe taken to a batch 16 times as large, in a loop of your own.
+"""A small-batch recipe adapted to a batch 16 times as large, in your own loop.
 
     python examples/large_batch_in_your_loop.py
 
-A two-layer network learns a made-up rule from 4,096 samples, at batch 32 and at batch 512 with the
-paper's remedies: rates scaled by the square root, ghosts of 32, as many updates as before.
+A two-layer network learns a made-up rule from 4,096 samples: at batch 32, at batch 512, and at
+batch 512 with the paper's remedies (learning rates scaled by the square root of the batch ratio,
+ghosts of 32, as many updates as at batch 32).
 """
 
 import torch
@@ -18,7 +19,7 @@ REGIME = gb.Regime(lr=0.05, epochs=2, drops=((1.5, 0.005),))  # tuned for BASE_B
 
 
 def data(seed: int) -> tuple[Tensor, Tensor]:
-    """Points in 20 dimensions, labelled by the sign of a product."""
+    """Return points in 20 dimensions, labelled by the sign of a polynomial."""
     x = torch.randn(SAMPLES, 20, generator=torch.Generator().manual_seed(seed))
     return x, (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long()
 
@@ -53,7 +54,7 @@ def train(batch: int, *, adapt: bool) -> float:
 
 
 def main() -> None:
-    """Compare the three."""
+    """Print the accuracies of the three runs."""
     for name, accuracy in {
         "batch 32": train(32, adapt=False),
         "batch 512 as it is": train(512, adapt=False),

@@ -1,4 +1,4 @@
-"""``python -m ghostbatch`` is ``ghostbatch``."""
+"""``python -m ghostbatch`` runs the ``ghostbatch`` command."""
 
 from ghostbatch.cli import main
 

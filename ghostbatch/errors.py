@@ -1,8 +1,8 @@
-"""The one exception for wrong input: a line that names the field and the remedy."""
+"""The exception that wrong input raises: one line with the field, the problem and a remedy."""
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used.
+    """Raised when a value that the user gave cannot be used.
 
     The message is always one line, ``field: problem; remedy``. The command line prints it and
     exits with code 2; in a notebook it is an ordinary ``ValueError``.
@@ -16,13 +16,13 @@ class InputError(ValueError):
         self.field, self.problem, self.remedy = field, problem, remedy
 
     def __reduce__(self) -> tuple[type["InputError"], tuple[str, str, str]]:
-        """Rebuild from the parts: pickle would call the class with the whole line."""
+        """Pickle the three parts; by default pickle would pass the whole line as one argument."""
         return type(self), (self.field, self.problem, self.remedy)
 
 
 class RankLocalError(InputError):
-    """What one rank may meet and the others not: each that does says so, not only the first."""
+    """An error that only some ranks may meet; each of them reports it, not only rank 0."""
 
 
 class RankLocalWarning(UserWarning):
-    """The same for what does not end a run."""
+    """A warning that only some ranks may meet; each of them shows it, not only rank 0."""

@@ -4,9 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import IO
 
 from ghostbatch.errors import InputError
@@ -32,18 +30,12 @@ def atomic_file(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]
         if previous is not None and path.exists():
             path.replace(previous)
         partial.replace(path)
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new name in ``folder`` survive a power cut; Windows has no such call for folders."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        if os.name == "posix":  # the new name must survive a power cut, too
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 @contextmanager
@@ -65,15 +57,10 @@ def naming(path: Path) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------- locks
 
 
-def _import_or_none(name: str) -> ModuleType | None:
-    try:
-        return import_module(name)
-    except ImportError:
-        return None
-
-
-fcntl = _import_or_none("fcntl")
-msvcrt = _import_or_none("msvcrt")  # Windows
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _held: set[int] = set()
 """Descriptors of the locks that this process holds."""
@@ -121,13 +108,11 @@ def locked(folder: Path, patience: float = 3.0) -> Iterator[int]:
 def _try_lock(descriptor: int) -> bool:
     """Lock an open file; return False if another process holds it.
 
-    Return True without a lock on systems that have neither kind.
+    Windows has no such lock: there nothing keeps two processes apart.
     """
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        elif msvcrt is not None:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    except (BlockingIOError, PermissionError):
+    except BlockingIOError:
         return False
     return True

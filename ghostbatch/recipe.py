@@ -1,6 +1,6 @@
 """Everything that decides the numbers of one run, and nothing that does not."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import isfinite
@@ -10,21 +10,33 @@ from ghostbatch.data import find_dataset
 from ghostbatch.errors import InputError
 from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_sizes
-from ghostbatch.optim import Epochs, Rates, Regime, Rule, lr_scale, update_at
+from ghostbatch.optim import (
+    SGD,
+    Epochs,
+    OptimizerSpec,
+    Rates,
+    Regime,
+    Rule,
+    lr_scale,
+    spec_from_dict,
+    spec_to_dict,
+    update_at,
+)
 
 Hold = Literal["epochs", "updates", "distance"]
 Precision = Literal["fp32", "bf16", "fp64"]
 
 LATEST = 2
-"""With hold "distance", a phase ends after so many times the reference's updates at the latest.
+"""With hold "distance", a phase ends after at most this multiple of the reference's updates.
 
-The last phase has the reference's updates; so has one in which the reference was only settling.
+The last phase has as many updates as the reference's; so has a phase in which the reference's
+distance hardly grew.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One run. Where it happens (device, folder, threads) is an argument of `train` instead."""
+    """One run. Where it runs (device, folder, threads) is an argument of `train` instead."""
 
     model: str
     """Network: a name of ours, torchvision:NAME, timm:NAME or python:MODULE:FUNCTION."""
@@ -41,26 +53,29 @@ class Recipe:
     regime: Regime
     """Rates over the epochs, as tuned for base_batch; lr_rule and hold adapt it."""
 
+    optimizer: OptimizerSpec = field(default_factory=SGD)
+    """Which optimizer uses the regime's rates."""
+
     lr_rule: Rule = "none"
-    """How the learning rate follows batch / base_batch: by its root, linearly, or not at all."""
+    """How the learning rate follows batch / base_batch: square root, linear, or constant."""
 
     noise: bool = False
-    """Weigh each sample's loss by N(1, batch / base_batch - 1), instead of scaling the rate."""
+    """Weight each sample's loss by N(1, batch / base_batch - 1), instead of scaling the rate."""
 
     ghost: int | None = None
     """Samples per ghost of ghost batch norm; None is plain batch norm."""
 
     running: Running = "sequential"
-    """How ghosts move the running statistics: one after the other, or by their mean."""
+    """How ghosts update the running statistics: one after the other, or once by their mean."""
 
     hold: Hold = "epochs"
-    """What stays as it was at base_batch: the epochs, the updates, or how far the weights walk."""
+    """What stays as it was at base_batch: epochs, updates, or the weight distance at each drop."""
 
     reference: str | None = None
-    """Folder of the run whose distances are followed: its drops are at base_batch's updates."""
+    """With hold "distance": folder of the small-batch run whose distances decide the drops."""
 
     clip: float | None = 5.0
-    """Largest norm of the whole gradient; None does not clip."""
+    """Largest L2 norm of the gradient over all parameters; None does not clip."""
 
     augment: bool = False
     """Random crops and flips of the training images."""
@@ -69,7 +84,7 @@ class Recipe:
     """Arithmetic: fp32, bf16 autocast, or fp64."""
 
     seed: int = 0
-    """Of the initial weights, the order of the samples and every other draw."""
+    """Seed of the initial weights, the order of the samples and every other draw."""
 
     def __post_init__(self) -> None:
         find_model(self.model)
@@ -79,14 +94,14 @@ class Recipe:
         _choose("hold", self.hold, get_args(Hold))
         _choose("precision", self.precision, get_args(Precision))
         self._check_reference()
-        for field in ("batch", "base_batch", "ghost"):
-            size = getattr(self, field)
+        for name in ("batch", "base_batch", "ghost"):
+            size = getattr(self, name)
             if size is not None and not isinstance(size, int):
-                raise InputError(field, f"{size!r} is no whole number", "give a number of samples")
+                raise InputError(name, f"{size!r} is not an integer", "give a number of samples")
             if size is not None and size < 2:
-                raise InputError(field, f"{size} is below 2", "use 2 or more samples")
+                raise InputError(name, f"{size} is below 2", "use 2 or more samples")
         if not isinstance(self.seed, int):
-            raise InputError("seed", f"{self.seed!r} is no whole number", "use 0, for example")
+            raise InputError("seed", f"{self.seed!r} is not an integer", "use 0, for example")
         if self.ghost is not None and self.ghost > self.batch:
             raise InputError(
                 "ghost", f"{self.ghost} is above batch {self.batch}", "use batch or less"
@@ -96,22 +111,22 @@ class Recipe:
                 "noise", f"batch {self.batch} is below base_batch {self.base_batch}", "turn it off"
             )
         if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
-            raise InputError("clip", f"{self.clip} is no norm", "use None to turn it off")
+            raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
+        if self.optimizer.nesterov and not self.regime.momentum:
+            raise InputError("optimizer.nesterov", "needs momentum", "set regime.momentum")
 
     def _check_reference(self) -> None:
         if self.hold != "distance":
             if self.reference is not None:
                 raise InputError(
-                    "reference", f"hold {self.hold} follows no run", "set hold to distance"
+                    "reference", f"hold {self.hold} does not use one", "set hold to distance"
                 )
         elif not (isinstance(self.reference, str) and self.reference):
             raise InputError(
-                "reference", "hold distance follows a run", "name the folder of a small-batch run"
+                "reference", "hold distance needs one", "name the folder of a small-batch run"
             )
         elif not self.regime.drops:
-            raise InputError(
-                "hold", "the regime has no drops that a distance could decide", "use updates"
-            )
+            raise InputError("hold", "distance needs a regime with drops", "use updates")
 
     def large(
         self,
@@ -121,12 +136,12 @@ class Recipe:
         hold: Hold = "updates",
         reference: str | None = None,
     ) -> "Recipe":
-        """The recipe adapted to a large batch, with the paper's three remedies."""
+        """Return the recipe adapted to a large batch, with the paper's three remedies."""
         changes = {"lr_rule": lr_rule, "ghost": ghost, "hold": hold, "reference": reference}
         return replace(self, batch=batch, **changes)  # type: ignore[arg-type]
 
     def plan(self, samples: int) -> "Plan":
-        """What this recipe does on a training set of ``samples``, exactly."""
+        """Return the exact rates and updates of this recipe on a training set of ``samples``."""
         if self.batch > samples:
             raise InputError(
                 "batch",
@@ -137,90 +152,99 @@ class Recipe:
         regime = self.regime.scaled(lr_scale(self.batch, self.base_batch, self.lr_rule))
         if update_at(regime.epochs, samples, held) < 1:
             raise InputError(
-                "regime.epochs", f"{regime.epochs} make no whole update", "use more epochs"
+                "regime.epochs", f"{regime.epochs} are less than one update", "use more epochs"
             )
         return Plan(recipe=self, samples=samples, regime=regime, held_batch=held)
 
     def as_dict(self) -> dict[str, Any]:
-        """The recipe as plain data for JSON; `from_dict` is the way back."""
-        fields = dict(_plain(asdict(self)))
-        if self.reference is None:  # as before there was one, so that old folders stay valid
-            del fields["reference"]
-        return fields
+        """Return the recipe as plain data for JSON; `from_dict` reads it back."""
+        return {**_plain(asdict(self)), "optimizer": spec_to_dict(self.optimizer)}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "Recipe":
-        """Read what `as_dict` wrote."""
-        regime = dict(fields["regime"])
+    def from_dict(cls, written: dict[str, Any]) -> "Recipe":
+        """Read what `as_dict` wrote; a missing field has its default."""
+        regime = dict(written["regime"])
         regime["drops"] = tuple((_epochs(epoch), *rates) for epoch, *rates in regime["drops"])
-        for field in ("epochs", "warmup"):
-            regime[field] = _epochs(regime[field])
-        return cls(**{**fields, "regime": Regime(**regime)})
+        for name in ("epochs", "warmup"):
+            regime[name] = _epochs(regime[name])
+        parts: dict[str, Any] = {"regime": Regime(**regime)}
+        if "optimizer" in written:
+            parts["optimizer"] = spec_from_dict(written["optimizer"])
+        return cls(**{**written, **parts})
+
+    def differences(self, written: dict[str, Any]) -> list[str]:
+        """Return the names of the fields in which a recipe from `as_dict` differs from this one.
+
+        A field that was added since has its default there, so old run folders stay valid.
+        """
+        theirs = Recipe.from_dict(written)
+        names = (each.name for each in fields(self))
+        return [name for name in names if getattr(theirs, name) != getattr(self, name)]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe on a training set of known size: the rates and the exact number of updates."""
+    """A recipe on a training set of known size: its rates and its exact number of updates."""
 
     recipe: Recipe
     samples: int
     regime: Regime
-    """Rates scaled by the recipe's rule; its epochs are those of ``held_batch``."""
+    """Rates scaled by the recipe's rule; its epochs count updates of ``held_batch``."""
     held_batch: int
-    """The batch that counts the regime's epochs: batch if epochs are held, else base_batch."""
+    """The batch that converts epochs to updates: batch if epochs are held, else base_batch."""
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """Updates of each phase of the regime, one more than it has drops."""
+        """Updates of each phase of the regime; a drop ends a phase."""
         epochs = (0, *(drop[0] for drop in self.regime.drops), self.regime.epochs)
         starts = [update_at(epoch, self.samples, self.held_batch) for epoch in epochs]
         return tuple(end - start for start, end in pairwise(starts))
 
     @property
     def updates(self) -> int:
-        """Weight updates in all; if distance is held, at most."""
+        """Weight updates in all; an upper bound if the distance is held."""
         return sum(self._longest)
 
     @property
     def drop_updates(self) -> tuple[int, ...]:
-        """The 0-based updates before which the drops take effect; if distance is held, at most."""
+        """The 0-based updates at which the rate drops; upper bounds if the distance is held."""
         return tuple(accumulate(self._longest[:-1]))
 
     @property
     def _longest(self) -> tuple[int, ...]:
-        """Each phase at its longest; the last one is as long as the reference's in any case."""
+        """The largest number of updates of each phase; the last phase has a fixed length."""
         factor = LATEST if self.recipe.hold == "distance" else 1
         *before, last = self.phases
         return (*(factor * phase for phase in before), last)
 
     @property
     def seen(self) -> Regime:
-        """The regime in epochs of this run's own batch: what the data go through."""
+        """The regime with times in epochs of this run's batch."""
         return self.regime.stretched(Fraction(self.recipe.batch, self.held_batch))
 
     @property
     def ghosts(self) -> int:
-        """Groups that are normalised together in each batch; 1 for plain batch norm."""
+        """Ghosts per batch; 1 for plain batch norm."""
         ghost = self.recipe.ghost
         return 1 if ghost is None else len(ghost_sizes(self.recipe.batch, ghost))
 
     def epoch(self, update: int) -> float:
-        """Passes over the training set after so many updates."""
+        """Return the epochs done after ``update`` updates."""
         return update * self.recipe.batch / self.samples
 
     def rates(self, update: int) -> Rates:
-        """Learning rate and weight decay of one update."""
+        """Return learning rate and weight decay of the 0-based ``update``."""
         drops = sum(1 for drop in self.drop_updates if drop <= update)
         return self.regime.in_phase(drops, update, self.samples, self.held_batch)
 
 
-def _choose(field: str, value: str, choices: tuple[str, ...]) -> None:
+def _choose(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise InputError(field, f"{value!r} is unknown", f"choose one of {', '.join(choices)}")
+        raise InputError(name, f"{value!r} is unknown", f"choose one of {', '.join(choices)}")
 
 
 def _plain(value: Any) -> Any:
-    """JSON's own types; a fraction becomes text such as 50/3."""
+    """Convert to JSON's types; a fraction becomes text such as 50/3."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

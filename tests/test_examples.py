@@ -1,4 +1,4 @@
-"""The examples run, and show what they say."""
+"""The examples run, and show what they claim."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ def run(name):
     ).stdout
 
 
-def test_ghost_norm_in_your_model_converts_there_and_back():
+def test_ghost_norm_in_your_model_converts_and_converts_back():
     lines = run("ghost_norm_in_your_model.py").splitlines()
     assert ["Ghost" in line for line in lines] == [False, True, False]
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, in the order that a power cut respects."""
+"""Atomic files, the order in which a checkpoint reaches the disk, and locks."""
 
 import errno
 import os
@@ -13,14 +13,14 @@ from ghostbatch.files import atomic_file, locked
 from ghostbatch.train.record import Recorder
 
 
-def test_an_error_behind_an_error_is_named_with_the_file(tmp_path):
-    """As torch.save does where the disk fills up while it writes."""
+def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path):
+    """On a full disk torch.save raises a RuntimeError; the OSError is its context."""
 
     def save(_file):
         try:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            raise RuntimeError("unexpected pos 5244288 vs 5244240")  # noqa: B904 (as it does)
+            raise RuntimeError("unexpected pos 5244288 vs 5244240")  # noqa: B904 (as torch.save does)
 
     with (
         pytest.raises(OSError, match="No space left on device") as caught,
@@ -31,49 +31,49 @@ def test_an_error_behind_an_error_is_named_with_the_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_errors_pass_as_they_are_and_leave_what_was_there(tmp_path):
+def test_other_errors_are_raised_unchanged_and_leave_the_old_file(tmp_path):
     (tmp_path / "name").write_text("before")
 
     def save(file):
         file.write(b"half of it")
-        raise RuntimeError("mine")
+        raise RuntimeError("unrelated")
 
-    with pytest.raises(RuntimeError, match="mine"), atomic_file(tmp_path / "name") as file:
+    with pytest.raises(RuntimeError, match="unrelated"), atomic_file(tmp_path / "name") as file:
         save(file)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
-def test_records_and_checkpoint_are_on_the_disk_before_the_checkpoint_has_its_name(
+def test_records_and_checkpoint_reach_the_disk_before_the_checkpoint_is_renamed(
     tiny, tmp_path, monkeypatch
 ):
-    done = []
+    calls = []
     fsync, replace = os.fsync, os.replace
 
     def synced(descriptor):
-        done.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        calls.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
         fsync(descriptor)
 
     def renamed(old, new):
-        done.append(("rename", Path(old).name, Path(new).name))
+        calls.append(("rename", Path(old).name, Path(new).name))
         replace(old, new)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
     out = tmp_path / "run"
     train(tiny, out=out, checkpoint_updates=8)
-    second = done.index(("rename", "checkpoint.pt", "checkpoint.previous.pt")) - 2
-    assert done[second : second + 5] == [
+    second = calls.index(("rename", "checkpoint.pt", "checkpoint.previous.pt")) - 2
+    assert calls[second : second + 5] == [
         ("fsync", "metrics.jsonl"),
         ("fsync", "checkpoint.pt.partial"),
         ("rename", "checkpoint.pt", "checkpoint.previous.pt"),
         ("rename", "checkpoint.pt.partial", "checkpoint.pt"),
         ("fsync", "run"),
     ]
-    assert done[-2:] == [("rename", "summary.json.partial", "summary.json"), ("fsync", "run")]
+    assert calls[-2:] == [("rename", "summary.json.partial", "summary.json"), ("fsync", "run")]
 
 
 def test_a_fork_does_not_keep_its_parents_lock(tmp_path):
-    """DataLoader's workers are forks, and may outlive a run that was killed by seconds."""
+    """Forked DataLoader workers may outlive a run that was killed."""
     with locked(tmp_path):
         child = os.fork()
         if child == 0:
@@ -87,9 +87,9 @@ def test_a_fork_does_not_keep_its_parents_lock(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_a_checkpoint_right_after_resuming_knows_the_length_that_was_kept(tmp_path):
+def test_a_resumed_recorder_starts_at_the_length_that_was_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"x" * 1000)
     recorder = Recorder(path, 400, None)
-    assert recorder.position() == 400
+    assert recorder.sync() == 400
     recorder.close()

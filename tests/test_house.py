@@ -3,29 +3,103 @@
 import pickle
 import subprocess
 import sys
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 import ghostbatch
 from ghostbatch.errors import InputError
 
+HERE = Path(__file__).parent
 
-def modules_after(statement):
-    code = f"import sys; {statement}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+
+
+@cache
+def imported_by(*arguments):
+    """Return the modules that a Python process imports."""
+    lines = run("-X", "importtime", *arguments).stderr.splitlines()
+    return {line.rpartition("|")[2].strip() for line in lines}
+
+
+HEAVY = ["torchvision", "triton", "matplotlib", "jinja2", "tyro", "rich"]
+
+
+@pytest.mark.parametrize("library", ["torch", *HEAVY])
+def test_importing_the_package_does_not_import(library):
+    assert library not in imported_by("-c", "import ghostbatch")
+
+
+@pytest.mark.parametrize("library", HEAVY)
+def test_importing_all_public_names_does_not_import(library):
+    assert library not in imported_by("-c", "from ghostbatch import *")
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_a_flag_that_only_prints_imports_neither_torch_nor_matplotlib(flag):
+    imported = imported_by("-m", "ghostbatch", flag)
+    assert "ghostbatch.cli" in imported
+    assert not imported & {"torch", "numpy", "matplotlib", "tyro", "rich"}
 
 
 @pytest.mark.parametrize(
-    "library", ["torchvision", "triton", "matplotlib", "jinja2", "tyro", "rich"]
+    "command", ["list", "plan f1-digits --batch 1024", "train f1-digits --dry-run --device cpu"]
 )
-def test_importing_the_library_brings_no(library):
-    assert library not in modules_after("import ghostbatch")
+def test_a_command_that_draws_nothing_does_not_import_matplotlib(command):
+    imported = imported_by("-m", "ghostbatch", *command.split())
+    assert "ghostbatch.study.recipes" in imported
+    assert not imported & {"matplotlib", "jinja2"}
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        pytest.param("import ghostbatch as gb; train = gb.train", id="attribute"),
+        pytest.param("from ghostbatch import train", id="from-import"),
+        pytest.param("from ghostbatch import *", id="star-import"),
+        pytest.param(
+            "import ghostbatch.train; train = ghostbatch.train", id="after-the-subpackage"
+        ),
+        pytest.param(
+            "from ghostbatch.train import Record; from ghostbatch import train",
+            id="after-a-name-of-the-subpackage",
+        ),
+        pytest.param(
+            "import ghostbatch as gb; gb.train; import ghostbatch.train; train = gb.train; "
+            "from ghostbatch.train import Record",
+            id="before-and-after-the-subpackage",
+        ),
+    ],
+)
+def test_train_is_the_function_in_whatever_order_it_is_imported(statements):
+    shown = run("-W", "error", "-c", f"{statements}; print(train.__qualname__, callable(train))")
+    assert shown.stdout == "train True\n"
+
+
+def test_subpackages_are_attributes_and_dir_lists_the_public_names():
+    shown = run("-c", "import ghostbatch as gb; print(*gb.nn.MODELS, gb.optim.Regime, *dir(gb))")
+    names = shown.stdout.split()
+    assert "resnet44" in names
+    assert set(ghostbatch.__all__) <= set(names)
+
+
+def test_an_unknown_attribute_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'ghostbatch' has no attribute 'to_goats'"):
+        ghostbatch.to_goats  # noqa: B018 (the access is the test)
 
 
 def test_every_public_name_is_there_and_documented():
     for name in ghostbatch.__all__:
         assert getattr(ghostbatch, name).__doc__, name
+
+
+def test_the_library_works_without_fcntl_and_register_at_fork(tmp_path):
+    """As on Windows."""
+    shown = run("-W", "error", HERE / "without_posix.py", tmp_path / "run")
+    assert shown.stdout == "finished\n"
 
 
 def test_an_input_error_survives_being_sent_between_processes():

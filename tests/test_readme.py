@@ -1,4 +1,4 @@
-"""Every command and every code block of the README and the docs does what it says."""
+"""Every command and code block of the README and the docs runs, and shows what they say."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def run(command, folder):
     ).stdout
 
 
-def test_the_readme_has_what_these_tests_look_for():
+def test_the_readme_has_the_blocks_that_these_tests_use():
     assert len(PYTHON) == 4
     assert COMMANDS[:2] == ["make demo", "make test"]
     assert all(re.match(r"make|ghostbatch", command) for command in COMMANDS)
@@ -51,12 +51,12 @@ def test_python_blocks_run(code):
     ("target", "command"),
     [("demo", ".venv/bin/ghostbatch study quick"), ("test", ".venv/bin/python -m pytest -n 2")],
 )
-def test_make_runs_the_command_it_promises(target, command):
+def test_a_make_target_runs_its_command(target, command):
     assert run(f"make --no-print-directory -n {target}", ROOT).splitlines()[-1] == command
 
 
 def test_commands_run_one_after_the_other(tmp_path):
-    """The study is cut to two columns and one seed here; the test below runs all of it."""
+    """The study has two columns and one seed here; the test below runs all of it."""
     for command in COMMANDS:
         if command == "ghostbatch study quick":
             out = run(f"{command} --columns SB,LB --seeds 0", tmp_path)
@@ -68,7 +68,7 @@ def test_commands_run_one_after_the_other(tmp_path):
 
 @pytest.mark.slow
 def test_the_readmes_table_is_what_the_study_gives(tmp_path):
-    """To the last digit on the hardware of the README; elsewhere rounding may move it a little."""
+    """On other hardware than the README's, rounding may change the last digits."""
     out = run("ghostbatch study quick", tmp_path)
     stated = dict(re.findall(r"^\| (\S+): .*\| ([\d.]+) ± [\d.]+ \|$", README, re.MULTILINE))
     found = dict(re.findall(r"^(\S+) +([\d.]+) ± [\d.]+ ", out, re.MULTILINE))

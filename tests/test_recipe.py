@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ghostbatch import Recipe, Regime
 from ghostbatch.errors import InputError
+from ghostbatch.optim import SGD
 
 REGIME = Regime(lr=0.1, epochs=200, drops=((81, 0.01), (122, 1e-3), (164, 1e-4)))
 SMALL = Recipe(model="f1", data="digits", batch=128, base_batch=128, regime=REGIME)
@@ -189,7 +190,29 @@ def test_with_held_distance_a_run_has_twice_the_updates_at_most_before_its_last_
     assert followed.rates(followed.drop_updates[0]).lr == held.rates(held.drop_updates[0]).lr
 
 
-def test_a_recipe_survives_json_with_its_reference_and_looks_as_before_without():
-    followed = SMALL.large(4096, hold="distance", reference="runs/small")
-    assert Recipe.from_dict(json.loads(json.dumps(followed.as_dict()))) == followed
-    assert "reference" not in SMALL.as_dict()  # folders of earlier versions stay valid
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        SMALL,
+        SMALL.large(4096, hold="distance", reference="runs/small"),
+        replace(SMALL, optimizer=SGD(nesterov=True)),
+    ],
+    ids=["plain", "with a reference", "with another optimizer"],
+)
+def test_a_recipe_survives_json(recipe):
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.as_dict()))) == recipe
+
+
+def test_fields_that_an_older_version_did_not_write_count_as_their_default():
+    written = SMALL.as_dict()
+    for added in ("reference", "optimizer"):
+        del written[added]
+    assert SMALL.differences(written) == []
+    assert replace(SMALL, optimizer=SGD(nesterov=True)).differences(written) == ["optimizer"]
+    assert replace(SMALL, seed=1, clip=None).differences(written) == ["clip", "seed"]
+
+
+def test_nesterov_momentum_needs_momentum():
+    still = replace(SMALL.regime, momentum=0)
+    with pytest.raises(InputError, match=r"^optimizer\.nesterov: needs momentum; set regime\.mom"):
+        replace(SMALL, regime=still, optimizer=SGD(nesterov=True))

@@ -1,60 +1,52 @@
-"""The command line: parses and prints; decides nothing."""
+"""The command line: parses and prints; decides nothing.
+
+Each command is a module here, imported when it is used. So ``--version`` and ``--help`` do not
+import torch, and only commands that draw import a plotting library.
+"""
 
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
-import tyro
-from rich.console import Console
-
 from ghostbatch import __version__
-from ghostbatch.cli.flags import parse
-from ghostbatch.cli.plan import plan_command
-from ghostbatch.cli.study import print_report, study_command
-from ghostbatch.cli.train import train_command
-from ghostbatch.data import DATASETS
 from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning
-from ghostbatch.nn import MODELS
-from ghostbatch.study import PROVISIONAL, RECIPES, STUDIES, WorkerDied
-from ghostbatch.train import is_first
+
+COMMANDS = ("list", "plan", "train", "study", "report")
+"""Modules of this package; each has a function ``command`` of its arguments."""
 
 USAGE = """\
 usage: ghostbatch COMMAND ...
 
-  list                    the recipes, studies, networks and data sets
-  plan RECIPE --batch N   a recipe adapted to another batch, next to the original
-  train RECIPE            one run; every field of the recipe is a flag
-  study STUDY             a table of the paper: recipes by columns by seeds
-  report FOLDER           tables, figures and an HTML page from a folder of runs
+  list                    print the recipes, studies, networks and data sets
+  plan RECIPE --batch N   adapt a recipe to another batch, and print it next to the original
+  train RECIPE            run one recipe; every field of the recipe is a flag
+  study STUDY             run a table of the paper: recipes by columns by seeds
+  report FOLDER           write tables, figures and an HTML page from a folder of runs
 
-ghostbatch COMMAND --help tells more. What is interrupted goes on when it is run again."""
+ghostbatch COMMAND --help prints the flags. Run an interrupted command again to continue it."""
 
 
 def main() -> None:
     """Entry point of ``ghostbatch``."""
-    signal.signal(signal.SIGTERM, _terminate)
     warnings.showwarning = _warn
     try:
         run(sys.argv[1:])
     except InputError as error:
-        _fail(str(error), 2, own=isinstance(error, RankLocalError))
-    except WorkerDied as error:
-        _fail(str(error), 1)
+        fail(str(error), 2, every_rank=isinstance(error, RankLocalError))
     except KeyboardInterrupt:
-        _fail("interrupted; run the same command again to continue", 130)
+        fail("interrupted; run the same command again to continue", 130)
     except Terminated:
-        _fail("terminated; run the same command again to continue", 143)
-    except BrokenPipeError:  # whoever read our output has seen enough
+        fail("terminated; run the same command again to continue", 143)
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:
-        _fail(f"{error.filename or 'file'}: {error.strerror}; free or choose another place", 1)
+        fail(f"{error.filename or 'file'}: {error.strerror}; free or choose another place", 1)
 
 
 def run(argv: Sequence[str]) -> None:
@@ -68,88 +60,53 @@ def run(argv: Sequence[str]) -> None:
     name, *rest = argv
     if name not in COMMANDS:
         raise InputError("command", f"{name!r} is unknown", f"choose one of {', '.join(COMMANDS)}")
-    COMMANDS[name](rest)
+    command = _load(name)
+    signal.signal(signal.SIGTERM, _terminate)
+    command(rest)
+
+
+def _load(name: str) -> Callable[[Sequence[str]], None]:
+    """Import a command; an interrupt meanwhile ends the process at once.
+
+    Some libraries turn a KeyboardInterrupt during their import into an error that makes no sense.
+    """
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if usual:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return import_module(f"{__name__}.{name}").command  # type: ignore[no-any-return]
+    finally:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Terminated(BaseException):
-    """SIGTERM came; like KeyboardInterrupt, nothing but `main` may catch it."""
+    """SIGTERM was received; like KeyboardInterrupt, only `main` catches it."""
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _fail(line: str, code: int, own: bool = False) -> None:
-    if own or is_first():  # the others end for the same reason
-        _say(line)
+def fail(line: str, code: int, every_rank: bool = False) -> None:
+    """Print one line and exit; by default only on the first rank, as all fail alike."""
+    if every_rank or is_first_rank():
+        _print_error(line)
     raise SystemExit(code)
 
 
+def is_first_rank() -> bool:
+    """Return whether this process is the first rank, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    """One line, as for errors."""
-    if is_first() or isinstance(message, RankLocalWarning):
-        _say(str(message))
+    """Print a warning as one line."""
+    if is_first_rank() or isinstance(message, RankLocalWarning):
+        _print_error(str(message))
 
 
-def _say(line: str) -> None:
-    """In one piece, unlike print: ranks share a terminal."""
+def _print_error(line: str) -> None:
+    """Write a line with one call, unlike print, because ranks share a terminal."""
     sys.stderr.write(f"ghostbatch: {line}\n")
     sys.stderr.flush()
-
-
-# ---------------------------------------------------------------------------------------- list
-
-
-def list_command(argv: Sequence[str]) -> None:
-    """Print every name that the other commands take."""
-    parse(_NoOptions, argv, "list")
-    described = (
-        ("recipes", {name: _recipe_line(name) for name in RECIPES}),
-        ("studies", {name: _first_line(make) for name, make in STUDIES.items()}),
-        ("networks", {name: _first_line(make) for name, make in MODELS.items()}),
-        ("data sets", {name: _first_line(make) for name, make in DATASETS.items()}),
-    )
-    width = max(len(name) for _, entries in described for name in entries)
-    for title, entries in described:
-        print(title)
-        for name, line in entries.items():
-            print(f"  {name:<{width}} {line}")
-
-
-def _recipe_line(name: str) -> str:
-    mark = " (provisional)" if name in PROVISIONAL else ""
-    return _first_line(RECIPES[name]) + mark
-
-
-def _first_line(thing: Callable[..., Any]) -> str:
-    return (thing.__doc__ or "").strip().split("\n")[0]
-
-
-@dataclass(frozen=True)
-class _NoOptions:
-    """The recipes, studies, networks and data sets."""
-
-
-# -------------------------------------------------------------------------------------- report
-
-
-@dataclass(frozen=True)
-class _ReportOptions:
-    """Tables, figures and an HTML page from a folder of runs."""
-
-    folder: tyro.conf.Positional[Path]
-    """The --out of a study or of a train."""
-
-
-def report_command(argv: Sequence[str]) -> None:
-    """Make the page again from the run folders alone."""
-    print_report(parse(_ReportOptions, argv, "report").folder, Console())
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "list": list_command,
-    "plan": plan_command,
-    "train": train_command,
-    "study": study_command,
-    "report": report_command,
-}

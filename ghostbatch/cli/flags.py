@@ -1,9 +1,9 @@
-"""From words on the command line to typed options; a complaint is one line."""
+"""Reads command-line flags into typed options; an error is one line."""
 
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from fractions import Fraction
 from itertools import dropwhile, takewhile
@@ -20,32 +20,37 @@ Options = TypeVar("Options")
 REGISTRY = ConstructorRegistry()
 
 
-@REGISTRY.primitive_rule
-def _drops(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Drops as one word: 81:0.01,122:0.001, with weight decay as a third part if it changes."""
-    if get_args(info.type) != (Drop, ...):
-        return None
+def _one_word(
+    metavar: str, kind: type, read: Callable[[str], Any], show: Callable[[Any], str]
+) -> PrimitiveConstructorSpec[Any]:
+    """Return how to read a value from one word, and how to show a default."""
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar="EPOCH:LR[:WD],...",
-        instance_from_str=lambda words: _read_drops(words[0]),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda drops: [",".join(":".join(map(str, drop)) for drop in drops)],
+        metavar=metavar,
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [show(value)],
     )
+
+
+@REGISTRY.primitive_rule
+def _drops(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Read drops such as 81:0.01,122:0.001; a third part is a new weight decay."""
+    if get_args(info.type) != (Drop, ...):
+        return None
+    return _one_word("EPOCH:LR[:WD],...", tuple, _read_drops, _show_drops)
 
 
 @REGISTRY.primitive_rule
 def _fraction(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Epochs may be a fraction: 50/3."""
+    """Read epochs that are a fraction, such as 50/3."""
     if info.type is not Fraction:
         return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="FRACTION",
-        instance_from_str=lambda words: _read_fraction(words[0]),
-        is_instance=lambda value: isinstance(value, Fraction),
-        str_from_instance=lambda value: [str(value)],
-    )
+    return _one_word("FRACTION", Fraction, _read_fraction, str)
+
+
+def _show_drops(drops: tuple[Drop, ...]) -> str:
+    return ",".join(":".join(map(str, drop)) for drop in drops)
 
 
 def _read_drops(text: str) -> tuple[Drop, ...]:
@@ -56,7 +61,7 @@ def _read_drops(text: str) -> tuple[Drop, ...]:
             drops.append((_number(epoch), *map(float, rates)))
         except (ValueError, ZeroDivisionError):
             raise InputError(
-                "regime.drops", f"{word!r} is no drop", "write EPOCH:LR, for example 81:0.01"
+                "regime.drops", f"{word!r} is not a drop", "write EPOCH:LR, for example 81:0.01"
             ) from None
     return tuple(drops)  # type: ignore[arg-type]  # Regime checks the lengths
 
@@ -75,13 +80,13 @@ def _number(text: str) -> int | float | Fraction:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     usable = getattr(os, "sched_getaffinity", None)
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 def name_first(argv: Sequence[str], what: str, command: str) -> tuple[str, Sequence[str]]:
-    """The name that a command begins with, and its flags."""
+    """Return the name that follows a command, and the flags after it."""
     if argv and argv[0] in ("-h", "--help"):
         print(f"usage: ghostbatch {command} {what.upper()} [flags]; see {what.upper()} --help")
         raise SystemExit(0)
@@ -93,22 +98,22 @@ def name_first(argv: Sequence[str], what: str, command: str) -> tuple[str, Seque
 def parse(
     kind: type[Options], argv: Sequence[str], command: str, default: Options | None = None
 ) -> Options:
-    """Read flags into ``kind``; a complaint becomes one line."""
+    """Read flags into ``kind``; turn an error of the parser into an `InputError`."""
     prog = f"ghostbatch {command}"
-    complaint = io.StringIO()
+    message = io.StringIO()
     extra = {} if default is None else {"default": default}
     try:
-        with redirect_stderr(complaint):
+        with redirect_stderr(message):
             return tyro.cli(kind, args=argv, prog=prog, registry=REGISTRY, **extra)  # type: ignore[no-any-return, call-overload]
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise _complaint(complaint.getvalue(), prog) from None
+        raise _parse_error(message.getvalue(), prog) from None
 
 
-def _complaint(box: str, prog: str) -> InputError:
-    """The first paragraph of the parser's framed message, as an `InputError`."""
-    lines = (line.strip(" │") for line in box.splitlines()[1:])  # below the frame's title
+def _parse_error(box: str, prog: str) -> InputError:
+    """Return the first paragraph of the parser's framed message as an `InputError`."""
+    lines = (line.strip(" │") for line in box.splitlines()[1:])  # below the title
     inside = dropwhile(_is_rule, lines)
     text = " ".join(takewhile(lambda line: line and not _is_rule(line), inside))
     flag = re.search(r"--([\w.-]+)", text)
@@ -120,5 +125,5 @@ def _complaint(box: str, prog: str) -> InputError:
 
 
 def _is_rule(line: str) -> bool:
-    """A line that is drawn, not written; where it cannot draw, the parser uses hyphens."""
+    """Return whether a line is part of the frame, which may be made of hyphens."""
     return bool(line) and set(line) <= set("─-╭╮╰╯")

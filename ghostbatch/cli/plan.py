@@ -12,29 +12,29 @@ from ghostbatch.cli.flags import name_first, parse
 from ghostbatch.data import find_info
 from ghostbatch.optim import Rule
 from ghostbatch.recipe import Hold, Plan
-from ghostbatch.report.page import show_rates
+from ghostbatch.report.table import show_rates
 from ghostbatch.study import find_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """A recipe adapted to another batch, next to the original."""
+    """Adapt a recipe to another batch, and print it next to the original."""
 
     batch: int
     """Samples per update of the adapted recipe, over all ranks."""
     lr_rule: Rule = "sqrt"
-    """How the learning rate follows the batch."""
+    """How the learning rate grows with the batch."""
     ghost: int | Literal["auto"] | None = "auto"
     """Samples per ghost; auto is base_batch, at most 128; None is plain batch norm."""
     hold: Hold = "updates"
-    """What stays as it was: the number of updates, that of epochs, or the distance walked."""
+    """What stays the same: the number of updates, the number of epochs, or the distance walked."""
     reference: str | None = None
-    """Folder of the run whose distances hold distance follows."""
+    """With hold distance: the folder of the run whose distances to follow."""
     json: bool = False
     """Print JSON instead of a table."""
 
 
-def plan_command(argv: Sequence[str]) -> None:
+def command(argv: Sequence[str]) -> None:
     """Print the original and the adapted recipe side by side."""
     name, rest = name_first(argv, "recipe", "plan")
     recipe = find_recipe(name)

@@ -8,60 +8,69 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
+from ghostbatch.cli import is_first_rank
 from ghostbatch.cli.flags import cores, name_first, parse
 from ghostbatch.data import OnBadImage, find_info
 from ghostbatch.recipe import Recipe
-from ghostbatch.report.page import show_rates
+from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
 from ghostbatch.report.terminal import clock
 from ghostbatch.study import find_recipe
-from ghostbatch.train import Record, data_bytes, estimate, find_device, is_first, train
+from ghostbatch.train import Record, data_bytes, estimate, find_device, train
 from ghostbatch.train.reference import read_drop_targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """One run; every field of the recipe is a flag."""
+class RunOptions:
+    """Arguments of `train` by their own names."""
 
-    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     out: Path
-    """The run's folder; a run that was interrupted goes on from what it holds."""
+    """The run's folder; an interrupted run continues from what it holds."""
     device: str | None = None
     """cpu, cuda, ...; None is the GPU if there is one."""
     threads: int | None = None
-    """Threads for the CPU's arithmetic; None is PyTorch's choice."""
+    """CPU threads; None is PyTorch's choice."""
     evaluations: int = 20
-    """How often the test set is looked at."""
+    """How many times the test set is evaluated, evenly over the updates."""
     checkpoint_seconds: float = 30.0
     """Time between checkpoints."""
     checkpoint_updates: int | None = None
-    """At most so many updates between checkpoints, besides."""
+    """Largest number of updates between checkpoints; None is no limit."""
     micro: int | None = None
     """Samples per backward pass, over all ranks: less memory for the same numbers."""
     data_dir: Path | None = None
-    """Where the data sets are; None is GHOSTBATCH_DATA, or the folder data here."""
+    """Folder of the data sets; None is GHOSTBATCH_DATA, or the folder data here."""
     download: bool = False
-    """Get the data set if it is not there."""
+    """Download the data set if it is not there."""
     workers: int = field(default_factory=cores)
     """Processes that decode the images of a folder."""
     on_bad_image: OnBadImage = "fatal"
-    """What to do about an image that cannot be read: end, or say so and take another."""
+    """What to do with an image that cannot be read: stop, or warn and use another one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Run one recipe; every field of the recipe is a flag."""
+
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    run: Annotated[RunOptions, tyro.conf.arg(name="")]
     dry_run: bool = False
     """Print the recipe, its updates, and estimates of memory and time; run nothing."""
     tensorboard: bool = False
-    """Write the records for TensorBoard too, into the run's folder."""
+    """Also write the records for TensorBoard, into the run's folder."""
 
 
-def train_command(argv: Sequence[str]) -> None:
-    """Run one recipe and print how it goes."""
+def command(argv: Sequence[str]) -> None:
+    """Run one recipe and print its progress."""
     name, rest = name_first(argv, "recipe", "train")
-    default = TrainOptions(recipe=find_recipe(name), out=Path("runs") / name)
+    default = TrainOptions(recipe=find_recipe(name), run=RunOptions(out=Path("runs") / name))
     options = parse(TrainOptions, rest, f"train {name}", default)
-    console = Console(quiet=not is_first())
+    out = options.run.out
+    console = Console(quiet=not is_first_rank())
     if options.dry_run:
-        _print_estimates(options, console)
+        _print_estimates(options.recipe, options.run, console)
         return
-    board = TensorBoard(options.out) if options.tensorboard else None
+    board = TensorBoard(out) if options.tensorboard else None
 
     def show(record: Record) -> None:
         if board is not None:
@@ -75,41 +84,27 @@ def train_command(argv: Sequence[str]) -> None:
                 soft_wrap=True,
             )
 
-    summary = train(
-        options.recipe,
-        out=options.out,
-        device=options.device,
-        micro=options.micro,
-        threads=options.threads,
-        evaluations=options.evaluations,
-        checkpoint_seconds=options.checkpoint_seconds,
-        checkpoint_updates=options.checkpoint_updates,
-        data_dir=options.data_dir,
-        download=options.download,
-        workers=options.workers,
-        on_bad_image=options.on_bad_image,
-        on_record=show,
-    )
+    summary = train(options.recipe, **vars(options.run), on_record=show)
     reason = f" ({summary.reason})" if summary.reason else ""
     console.print(
         f"{summary.status}{reason}: accuracy {summary.accuracy:.2f} % after {summary.updates:,} "
-        f"updates ({summary.epochs:.4g} epochs) in {clock(summary.seconds)}; {options.out}",
+        f"updates ({summary.epochs:.4g} epochs) in {clock(summary.seconds)}; {out}",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def _print_estimates(options: TrainOptions, console: Console) -> None:
-    """The recipe, what it comes to, and what it would take here."""
-    recipe, info = options.recipe, find_info(options.recipe.data)
+def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
+    """Print the recipe, its updates, and the memory and time that it would need here."""
+    info = find_info(recipe.data)
     plan = recipe.plan(info.samples)
     if recipe.hold == "distance":
-        read_drop_targets(plan)  # refused now if the run would be
-    data = "images are decoded as they go"
+        read_drop_targets(plan)  # refuses what the run would refuse
+    data = "the images are decoded during the run"
     if not (recipe.data.startswith("folder:") or recipe.data == "imagenet"):
         data = f"{data_bytes(info) / 2**20:,.0f} MiB for the data"
-    device = find_device(options.device)
-    needs = estimate(plan, info, device, options.micro)
+    device = find_device(run.device)
+    needs = estimate(plan, info, device, run.micro)
     lines = {
         **{field: str(value) for field, value in recipe.as_dict().items() if field != "regime"},
         "rates (update)": show_rates(plan),

@@ -1,4 +1,4 @@
-"""Pad, crop at random and flip: gathered from the whole data set in one operation."""
+"""Padding, random crops and horizontal flips, in one indexing operation on the data set."""
 
 from dataclasses import dataclass
 
@@ -8,21 +8,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PadCropFlip:
-    """Pad each side by ``pad`` pixels of value ``fill``, crop back, mirror half of the images."""
+    """Pad each side by ``pad`` pixels of value ``fill``, crop and flip at random."""
 
     pad: int
     fill: int
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """What becomes of each of ``count`` images: top, left, and flipped or not, (3, count)."""
+        """Draw top, left and flip (0 or 1) for each of ``count`` images; returns (3, count)."""
         corners = torch.randint(2 * self.pad + 1, (2, count), generator=generator)
         flips = torch.rand(1, count, generator=generator) < 0.5
         return torch.cat([corners, flips.long()])
 
     def __call__(self, images: Tensor, chosen: Tensor, draws: Tensor) -> Tensor:
-        """Crops of ``images[chosen]`` (M, C, H, W), as ``draws`` (3, M) say.
+        """Return crops of ``images[chosen]``, (M, C, H, W), as given by ``draws`` (3, M).
 
-        The result is channels_last in memory: pixels of one place are looked up together.
+        The result is channels_last in memory, since the channels of a pixel are gathered together.
         """
         height, width = images.shape[2:]
         top, left, flip = draws.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Data sets by name: what is known of each, and how to load it."""
+"""Data sets by name: the sizes of each, and how to load it."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from ghostbatch.errors import InputError
 
 Data = ImageData | FolderData
 Loader = Callable[[Path, bool], Data]
-"""Takes the folder of all data sets, and whether to download what is not there."""
+"""Takes the folder that holds all data sets, and whether to download missing files."""
 
 
 def imagenet(data_dir: Path, download: bool) -> FolderData:
@@ -27,8 +27,8 @@ def imagenet(data_dir: Path, download: bool) -> FolderData:
         raise InputError(
             "data",
             f"imagenet is not in {root}{cannot}",
-            "get it from image-net.org into train/CLASS and val/CLASS there, or say where it is "
-            "with --data-dir or GHOSTBATCH_DATA",
+            "get it from image-net.org into train/CLASS and val/CLASS there, or set data_dir or "
+            "GHOSTBATCH_DATA to where it is",
         )
     return replace(list_folder(root, "imagenet"), pixels=IMAGENET_PIXELS)
 
@@ -37,7 +37,7 @@ IMAGENET_PIXELS = (
     (255 * 0.485, 255 * 0.456, 255 * 0.406),
     (255 * 0.229, 255 * 0.224, 255 * 0.225),
 )
-"""Mean and deviation of each channel, as everyone uses them."""
+"""Mean and standard deviation of each channel, as torchvision and others use them."""
 
 DATASETS: dict[str, Loader] = {
     "digits": readers.digits,
@@ -59,7 +59,7 @@ INFO: dict[str, Info] = {
 
 
 def find_dataset(name: str) -> Loader:
-    """Look up the loader of a data set by name; beside ours, folder:PATH and synthetic:SHAPE."""
+    """Return the loader for one of `DATASETS`, ``folder:PATH`` or ``synthetic:SHAPE``."""
     if name in DATASETS:
         return DATASETS[name]
     family, _, rest = name.partition(":")
@@ -78,7 +78,7 @@ def find_dataset(name: str) -> Loader:
 
 
 def find_info(name: str) -> Info:
-    """The sizes of a data set, known without its files; a folder is listed.
+    """Return the sizes of a data set without reading its files; a folder is listed.
 
     >>> find_info("cifar10").samples
     50000
@@ -93,13 +93,13 @@ def find_info(name: str) -> Info:
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bool = False) -> Data:
-    """Load a data set by name.
+    """Load a data set by name and check its sizes.
 
     Args:
         name: one of `DATASETS`, ``folder:PATH`` or ``synthetic:SHAPE``.
-        data_dir: the folder that holds the data sets, laid out as torchvision does it; None is
-            the environment's GHOSTBATCH_DATA or else ``data`` in the current folder.
-        download: get what is not there.
+        data_dir: the folder that holds the data sets, in torchvision's layout; None is the
+            environment variable GHOSTBATCH_DATA, or else ``data`` in the current folder.
+        download: download missing files.
 
     """
     loader = find_dataset(name)
@@ -109,23 +109,23 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bo
         raise InputError(
             "data",
             f"{name} in {root} has {data.info.samples:,} + {data.info.test_samples:,} images in "
-            f"{data.info.classes} classes where {INFO[name].samples:,} + "
-            f"{INFO[name].test_samples:,} in {INFO[name].classes} belong",
-            "get the whole of it; part of an image set is --data folder:PATH",
+            f"{data.info.classes} classes, not {INFO[name].samples:,} + "
+            f"{INFO[name].test_samples:,} in {INFO[name].classes}",
+            "get the complete data set, or load a part of it as folder:PATH",
         )
     return data
 
 
 def find_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder given, or that of GHOSTBATCH_DATA, or ``data`` in the current folder."""
+    """Return the absolute path of ``data_dir``, else of GHOSTBATCH_DATA, else of ``data`` here."""
     chosen = Path(data_dir or os.environ.get("GHOSTBATCH_DATA") or "data")
-    return chosen.expanduser().absolute()  # messages show it to people who forgot where they are
+    return chosen.expanduser().absolute()  # messages show the path
 
 
 def open_feed(
     data: Data, *, workers: int = 2, on_bad_image: OnBadImage = "fatal", **settings: Any
 ) -> Feed:
-    """The feed that suits the data; ``settings`` are what `TensorFeed` takes."""
+    """Return the feed for this kind of data; ``settings`` are the arguments of `TensorFeed`."""
     if isinstance(data, FolderData):
         return FolderFeed(data, workers=workers, on_bad_image=on_bad_image, **settings)
     return TensorFeed(data, **settings)

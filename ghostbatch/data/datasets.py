@@ -1,4 +1,4 @@
-"""What a data set is: tensors of bytes, and what is known of them before any file is read."""
+"""Types of a data set in memory: its images as bytes, and its sizes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +12,7 @@ from ghostbatch.data.augment import PadCropFlip
 
 @dataclass(frozen=True)
 class Info:
-    """The sizes of a data set, declared so that a run can be planned without its files."""
+    """The sizes of a data set, so that a run can be planned without its files."""
 
     samples: int
     """Training images."""
@@ -35,14 +35,14 @@ class Split:
         return len(self.labels)
 
     def to(self, device: torch.device) -> "Split":
-        """The same on a device, with the channels of a pixel side by side."""
+        """Return a copy on ``device`` whose images are channels_last."""
         images = self.images.to(device, memory_format=torch.channels_last)
         return Split(images, self.labels.to(device))
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set: what to train on, what to test on, and how its images are treated."""
+    """A data set in memory: training images, test images and the augmentation."""
 
     name: str
     classes: int
@@ -52,13 +52,13 @@ class ImageData:
 
     @property
     def info(self) -> Info:
-        """The sizes that the tensors have."""
+        """The sizes of the tensors."""
         channels, height, width = self.train.images.shape[1:]
         return Info(len(self.train), len(self.test), self.classes, (channels, height, width))
 
     @cached_property
     def mean(self) -> Tensor:
-        """Mean of each channel over the training images, in units of one pixel value."""
+        """Mean of each channel over the training images, on the scale of 0 to 255."""
         return torch.tensor(
             [total / count for count, total, _ in self._power_sums], dtype=torch.float64
         )
@@ -73,9 +73,9 @@ class ImageData:
 
     @cached_property
     def _power_sums(self) -> list[tuple[int, int, int]]:
-        """How many pixels each channel has, their sum and that of their squares.
+        """Number of pixels, sum and sum of squares of each channel.
 
-        They are whole numbers, counted value by value: exact, and no copy of the images in doubles.
+        They are exact integers from a histogram, which needs no copy of the images in fp64.
         """
         sums = []
         for channel in self.train.images.unbind(1):

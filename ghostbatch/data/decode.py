@@ -1,4 +1,4 @@
-"""What worker processes do for `folder`: decode images, resize and crop them."""
+"""Decoding, resizing and cropping of image files, as the worker processes of a feed do it."""
 
 import gc
 import os
@@ -15,12 +15,12 @@ from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
 
 RESIZE, CROP = 256, 224
-"""The shorter side after resizing, and the square that is cut out."""
+"""Shorter side after resizing, and side of the square crop."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Paths of images and their labels."""
+    """Paths of image files, and their labels."""
 
     paths: tuple[str, ...]
     labels: tuple[int, ...]
@@ -30,29 +30,28 @@ class Files:
 
 
 def decode(path: str, top: float, left: float) -> np.ndarray[Any, Any] | str:
-    """The square of an image, (224, 224, 3), after its shorter side is resized to 256.
+    """Return a (224, 224, 3) crop of an image whose shorter side was resized to 256.
 
-    ``top`` and ``left`` in [0, 1) say where; 0.5 is the centre. Only the square is resampled, from
-    the part of the image that it shows. A file that cannot be read gives the reason instead.
+    ``top`` and ``left`` are in [0, 1); 0.5 is the centre. Only the crop is resampled. If the file
+    cannot be read, return the reason as a string.
     """
     from PIL import Image  # noqa: PLC0415 (only folders need it)
 
     try:
         with Image.open(path) as file:
             image = file.convert("RGB")
-    except Exception as error:  # Pillow's decoders raise what they like
+    except Exception as error:  # Pillow's decoders raise errors of many types
         return str(error).split(": ")[-1] or type(error).__name__
     scale = min(image.size) / RESIZE
     wide, high = (max(RESIZE, int(side / scale)) for side in image.size)
     across, down = image.width / wide, image.height / high
     x, y = int(left * (wide - CROP + 1)), int(top * (high - CROP + 1))
     box = (x * across, y * down, (x + CROP) * across, (y + CROP) * down)
-    square = image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=box)
-    return np.asarray(square)
+    return np.asarray(image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=box))
 
 
-class Order(NamedTuple):
-    """One image to decode, and how."""
+class Crop(NamedTuple):
+    """The number of an image, and where to crop it."""
 
     image: int
     top: float
@@ -60,24 +59,24 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What is to be decoded for each update; it knows nothing of who decodes it."""
+class Crops:
+    """The crops of every update, whichever process decodes them."""
 
     stream: PermutationStream
     seed: int
     augment: bool
 
-    def since(self, update: int, positions: Sequence[slice]) -> Iterator[list[Order]]:
-        """Those of some pieces of every batch from ``update`` on, without end."""
+    def starting_at(self, update: int, positions: Sequence[slice]) -> Iterator[list[Crop]]:
+        """Yield the crops at each of ``positions`` of every batch from ``update`` on, endlessly."""
         while True:
             indices, (top, left, _) = self.stream.indices(update), self.draw(update)
             for where in positions:
                 chosen = (values[where].tolist() for values in (indices, top, left))
-                yield [Order(*order) for order in zip(*chosen, strict=True)]
+                yield [Crop(*crop) for crop in zip(*chosen, strict=True)]
             update += 1
 
     def draw(self, update: int) -> Tensor:
-        """Top, left and flip of every image of a batch, each in [0, 1)."""
+        """Return top, left and flip of every image of a batch, (3, batch), each in [0, 1)."""
         if not self.augment:
             return torch.full((3, self.stream.batch), 0.5, dtype=torch.float64)
         draw = generator(self.seed, "augment", update)
@@ -85,7 +84,7 @@ class Orders:
 
 
 class Decoded(NamedTuple):
-    """A batch from a worker: images (M, 224, 224, 3), labels, and what could not be read."""
+    """A batch from a worker: images (M, 224, 224, 3), labels, and one line per unreadable file."""
 
     images: Tensor
     labels: Tensor
@@ -93,16 +92,16 @@ class Decoded(NamedTuple):
 
 
 class Decoder:
-    """The data set of the worker processes: a batch of orders in, a batch of images out."""
+    """The data set of the worker processes: a list of crops in, a batch of images out."""
 
     def __init__(self, files: Files, replace_bad: bool) -> None:
         self.files = files
         self.replace_bad = replace_bad
 
-    def __getitems__(self, orders: Sequence[Order]) -> Decoded:
-        """Decode a whole batch; a bad image's place goes to the next that is good, if wanted."""
+    def __getitems__(self, crops: Sequence[Crop]) -> Decoded:
+        """Decode a batch; with ``replace_bad`` the next readable image replaces a bad one."""
         images, labels, problems = [], [], []
-        for index, top, left in orders:
+        for index, top, left in crops:
             for step in range(len(self.files) if self.replace_bad else 1):
                 chosen = (index + step) % len(self.files)
                 image = decode(self.files.paths[chosen], top, left)
@@ -116,14 +115,14 @@ class Decoder:
 
 
 class WorkerInit:
-    """Begins a worker: Ctrl-C is its parent's business, and it does not outlive it."""
+    """Prepares a worker process: it leaves Ctrl-C to its parent, and exits if that has ended."""
 
     def __init__(self, parent: int) -> None:
         self.parent = parent
 
     def __call__(self, _worker: int) -> None:
-        """Called in the worker; if its parent is gone already, nobody else would tell it."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # for SIGTERM it has PyTorch's handler
-        gc.freeze()  # its parent's other loaders are not this process's to clean up
+        """Ignore SIGINT, and exit if the parent has ended before this call."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # PyTorch itself handles SIGTERM
+        gc.freeze()  # a worker must not finalise loaders inherited from its parent
         if os.getppid() != self.parent:
             os._exit(0)

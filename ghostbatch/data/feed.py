@@ -1,4 +1,4 @@
-"""From the number of an update to the tensors that the network sees."""
+"""Feeds: the number of an update in, normalised batches on the device out."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -12,7 +12,7 @@ from ghostbatch.draws import generator
 
 
 class MicroBatch(NamedTuple):
-    """A part of a training batch, and where in the whole batch it stands."""
+    """A part of a training batch, and its positions in that batch."""
 
     positions: slice
     images: Tensor
@@ -20,49 +20,49 @@ class MicroBatch(NamedTuple):
 
 
 class Feed(Protocol):
-    """What a run asks of its data. Draws are made for whole batches, however they are cut."""
+    """Hands a run its batches; random draws do not depend on how a batch is split."""
 
     def micro_batches(self, update: int, positions: Sequence[slice]) -> Iterable[MicroBatch]:
-        """Parts of one training batch, made as they are asked for."""
+        """Yield the given positions of one training batch, one micro-batch per slice."""
 
     def test_batches(
         self, size: int = 1000, start: int = 0, step: int = 1
     ) -> Iterable[tuple[Tensor, Tensor]]:
-        """The test set in order, in batches; every ``step``-th of them from ``start`` on."""
+        """Yield batches of the test set in order: every ``step``-th one from ``start`` on."""
 
     def close(self) -> None:
-        """Let go of whatever it holds."""
+        """Release worker processes, if there are any."""
 
 
 class Normalise:
-    """Bytes to numbers of mean zero and deviation one, in the layout that suits the device."""
+    """Turns bytes into floats of mean 0 and deviation 1; channels_last on a GPU."""
 
     def __init__(
         self, mean: Tensor, deviation: Tensor, device: torch.device, dtype: torch.dtype
     ) -> None:
         shape = (1, -1, 1, 1)
         self._mean = mean.to(device, dtype).view(shape)
-        spread = torch.where(deviation > 0, deviation, 1.0)  # of a channel that never changes
-        self._scale = (1 / spread).to(device, dtype).view(shape)
-        fast = device.type == "cuda"
-        self._layout = torch.channels_last if fast else torch.contiguous_format
+        divisor = torch.where(deviation > 0, deviation, 1.0)  # a constant channel becomes 0
+        self._scale = (1 / divisor).to(device, dtype).view(shape)
+        on_gpu = device.type == "cuda"
+        self._layout = torch.channels_last if on_gpu else torch.contiguous_format
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Normalise (N, C, H, W)."""
-        numbers = images.to(self._mean.dtype, memory_format=self._layout)
-        return numbers.sub_(self._mean).mul_(self._scale)
+        """Return ``images`` (N, C, H, W) normalised."""
+        floats = images.to(self._mean.dtype, memory_format=self._layout)
+        return floats.sub_(self._mean).mul_(self._scale)
 
 
 class TensorFeed:
-    """Keeps a data set on the device as bytes; a batch is gathered there, crops and flips included.
+    """Keeps a data set on the device as bytes and gathers, crops and flips batches there.
 
     Args:
         data: the data set.
         batch: samples per update, over all ranks.
-        seed: of the order and the augmentation.
+        seed: seeds the order and the augmentation.
         augment: apply the data set's augmentation to the training images.
         device: where the batches are made.
-        dtype: of the images handed out.
+        dtype: dtype of the images.
 
     """
 
@@ -84,7 +84,7 @@ class TensorFeed:
         self._normalise = Normalise(data.mean, data.deviation, device, dtype)
 
     def micro_batches(self, update: int, positions: Iterable[slice]) -> Iterator[MicroBatch]:
-        """Parts of one training batch, made as they are asked for."""
+        """Yield the given positions of one training batch, one micro-batch per slice."""
         indices = self.stream.indices(update)
         if self.augmentation is not None:
             draw = generator(self.seed, "augment", update)
@@ -101,10 +101,10 @@ class TensorFeed:
     def test_batches(
         self, size: int = 1000, start: int = 0, step: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The test set in order, in batches; every ``step``-th of them from ``start`` on."""
+        """Yield batches of the test set in order: every ``step``-th one from ``start`` on."""
         for first in range(start * size, len(self._test), step * size):
             part = slice(first, first + size)
             yield self._normalise(self._test.images[part]), self._test.labels[part]
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there are no workers."""

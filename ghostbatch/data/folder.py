@@ -1,8 +1,8 @@
-"""Image folders of any size: CLASS/IMAGE below ``train`` and ``val``, decoded by worker processes.
+"""Image folders of any size, with files CLASS/IMAGE below ``train`` and ``val``.
 
-Workers decode, resize and crop; bytes travel through pinned memory; flipping and normalising are
-done on the device. The order and every crop are those of the stream, so a run resumes at the exact
-batch and does not depend on ranks, micro-batches or workers.
+Worker processes decode, resize and crop; images are copied to the device as bytes, and flipped and
+normalised there. The order and the crops are keyed by seed and update, so a run resumes at the
+exact batch and does not depend on ranks, micro-batches or workers.
 """
 
 import os
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ghostbatch.data.datasets import Info
-from ghostbatch.data.decode import CROP, Decoded, Decoder, Files, Order, Orders, WorkerInit, decode
+from ghostbatch.data.decode import CROP, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
 from ghostbatch.data.feed import MicroBatch, Normalise
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
@@ -29,34 +29,34 @@ OnBadImage = Literal["fatal", "skip"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".tif", ".tiff"})
 SAMPLE = 1000
-"""Images from which the mean and deviation of a folder's pixels are taken."""
+"""Number of images from which the mean and deviation of a folder's pixels are estimated."""
 
 
 @dataclass(frozen=True)
 class FolderData:
-    """A folder of images, listed but not read."""
+    """The files of an image folder; none of them is read until it is needed."""
 
     name: str
     classes: int
     train: Files
     test: Files
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """Mean and deviation of each channel, where they are known beforehand."""
+    """Mean and deviation of each channel; estimated if None."""
 
     @property
     def info(self) -> Info:
-        """The sizes, as the network will see them."""
+        """The sizes that the network sees."""
         return Info(len(self.train), len(self.test), self.classes, (3, CROP, CROP))
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of each channel: over the centres of up to a thousand images."""
+        """Mean and deviation of each channel, by default over the centres of 1,000 images."""
         if self.pixels is not None:
             mean, deviation = (torch.tensor(p, dtype=torch.float64) for p in self.pixels)
             return mean, deviation
         order = torch.randperm(len(self.train), generator=generator(0, "pixels"))[:SAMPLE]
         crops = [decode(self.train.paths[i], 0.5, 0.5) for i in order.tolist()]
-        good = [crop for crop in crops if not isinstance(crop, str)]  # a feed reports the others
+        good = [crop for crop in crops if not isinstance(crop, str)]  # the feed reports the others
         if not good:
             raise InputError("data", f"no image of {self.name} can be read", "check its files")
         pixels = torch.from_numpy(np.stack(good)).flatten(0, 2)
@@ -67,7 +67,7 @@ class FolderData:
 
 
 def list_folder(root: Path, name: str) -> FolderData:
-    """Find the images below ``root/train`` and ``root/val``; classes are in alphabetical order."""
+    """List the images below ``root/train`` and ``root/val``; classes in alphabetical order."""
     parts = [root / "train", root / "val"]
     for part in parts:
         if not part.is_dir():
@@ -81,10 +81,10 @@ def list_folder(root: Path, name: str) -> FolderData:
     if unknown:
         raise InputError(
             "data",
-            f"{name}: {parts[1]} has classes that train has not ({', '.join(sorted(unknown)[:3])})",
+            f"{name}: {parts[1]} has classes that train lacks ({', '.join(sorted(unknown)[:3])})",
             "give both the same classes",
         )
-    train, test = (_list(part, classes) for part in parts)
+    train, test = (_list_images(part, classes) for part in parts)
     for part, found in zip(parts, (train, test), strict=True):
         if not len(found):
             suffixes = ", ".join(sorted(SUFFIXES))
@@ -92,7 +92,7 @@ def list_folder(root: Path, name: str) -> FolderData:
     return FolderData(name, len(classes), train, test)
 
 
-def _list(part: Path, classes: Sequence[str]) -> Files:
+def _list_images(part: Path, classes: Sequence[str]) -> Files:
     found = [
         (str(path), label)
         for label, name in enumerate(classes)
@@ -103,17 +103,17 @@ def _list(part: Path, classes: Sequence[str]) -> Files:
 
 
 class FolderFeed:
-    """Batches of an image folder; arguments as of `TensorFeed`, and two more.
+    """Batches of an image folder, decoded ahead of time by worker processes.
 
     Args:
-        data: the folder.
+        data: the image folder.
         batch: samples per update, over all ranks.
-        seed: of the order and the augmentation.
-        augment: crop at random places and flip half of the training images.
-        device: where the batches end.
-        dtype: of the images handed out.
-        workers: processes that decode.
-        on_bad_image: "fatal", or "skip": say so, and give its place to the next image.
+        seed: seeds the order and the augmentation.
+        augment: crop the training images at random and flip half of them.
+        device: where the batches are put.
+        dtype: dtype of the images.
+        workers: number of worker processes.
+        on_bad_image: "fatal" raises an error; "skip" warns and uses the next image instead.
 
     """
 
@@ -129,69 +129,74 @@ class FolderFeed:
         workers: int = 2,
         on_bad_image: OnBadImage = "fatal",
     ) -> None:
-        self.orders = Orders(PermutationStream(len(data.train), batch, seed), seed, augment)
+        self.crops = Crops(PermutationStream(len(data.train), batch, seed), seed, augment)
         self.data, self.augment, self.device = data, augment, device
         self.workers, self.skip = workers, on_bad_image == "skip"
         self._normalise = Normalise(*data.moments, device, dtype)
-        self._ahead: Iterator[Decoded] | None = None
+        self._decoded: Iterator[Decoded] | None = None
         self._next: tuple[int, tuple[slice, ...]] | None = None
-        self._said: set[str] = set()
+        """Update and positions of the batch that ``_decoded`` yields next."""
+        self._warned: set[str] = set()
 
     def micro_batches(self, update: int, positions: Sequence[slice]) -> Iterator[MicroBatch]:
-        """Parts of one training batch; the workers are ahead by a few of them."""
-        wanted = tuple(positions)
-        if self._ahead is None or self._next != (update, wanted):
+        """Yield the given positions of one training batch, one micro-batch per slice.
+
+        The workers restart unless this call continues the one before.
+        """
+        slices = tuple(positions)
+        if self._decoded is None or self._next != (update, slices):
             self.close()
-            self._ahead = self._loader(self.data.train, self.orders.since(update, wanted), True)
-        self._next = None  # until all of this update has been taken
-        flips = self.orders.draw(update)[2]
-        for where in wanted:
-            images, labels = self._take(next(self._ahead))
+            crops = self.crops.starting_at(update, slices)
+            self._decoded = self._loader(self.data.train, crops, True)
+        self._next = None  # until the caller has taken every micro-batch
+        flips = self.crops.draw(update)[2]
+        for where in slices:
+            images, labels = self._to_device(next(self._decoded))
             if self.augment:
                 flip = flips[where].to(self.device).view(-1, 1, 1, 1) < 0.5
                 images = torch.where(flip, images.flip(3), images)
             yield MicroBatch(where, self._normalise(images), labels)
-        self._next = (update + 1, wanted)
+        self._next = (update + 1, slices)
 
     def test_batches(
         self, size: int = 250, start: int = 0, step: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The centres of the test images in order, in batches."""
+        """Yield batches of centre crops of the test set: every ``step``-th from ``start`` on."""
         firsts = range(start * size, len(self.data.test), step * size)
         last = len(self.data.test)
-        orders = ([Order(i, 0.5, 0.5) for i in range(f, min(f + size, last))] for f in firsts)
-        for decoded in self._loader(self.data.test, orders, False):
-            images, labels = self._take(decoded)
+        crops = ([Crop(i, 0.5, 0.5) for i in range(f, min(f + size, last))] for f in firsts)
+        for decoded in self._loader(self.data.test, crops, False):
+            images, labels = self._to_device(decoded)
             yield self._normalise(images), labels
 
     def close(self) -> None:
         """End the workers."""
-        self._ahead = None
+        self._decoded = None
 
-    def _loader(self, files: Files, orders: Iterator[list[Order]], training: bool) -> Any:
+    def _loader(self, files: Files, crops: Iterator[list[Crop]], training: bool) -> Any:
         loader: DataLoader[Decoded] = DataLoader(
             Decoder(files, replace_bad=training and self.skip),  # type: ignore[arg-type]
-            batch_sampler=orders,
+            batch_sampler=crops,
             num_workers=self.workers,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             worker_init_fn=WorkerInit(os.getpid()),
             pin_memory=self.device.type == "cuda",
         )
         return iter(loader)
 
-    def _take(self, decoded: Decoded) -> tuple[Tensor, Tensor]:
-        """To the device, and say what could not be read."""
+    def _to_device(self, decoded: Decoded) -> tuple[Tensor, Tensor]:
+        """Return images and labels on the device; raise or warn about unreadable files."""
         images, labels, problems = decoded
         if problems and not self.skip:
             raise RankLocalError(
-                "data", problems[0], "replace or remove it, or use --on-bad-image skip"
+                "data", problems[0], "replace or remove it, or set on_bad_image to skip"
             )
-        for problem in sorted(set(problems) - self._said):
+        for problem in sorted(set(problems) - self._warned):
             warnings.warn(f"{problem}; it is skipped", RankLocalWarning, stacklevel=3)
-        self._said.update(problems)
+        self._warned.update(problems)
         images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         return images, labels.to(self.device, non_blocking=True)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

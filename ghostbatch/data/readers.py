@@ -1,4 +1,4 @@
-"""Data sets on disk, by torchvision's readers and checksums; and the one in the package."""
+"""MNIST and CIFAR through torchvision's readers, and the digits that come with the package."""
 
 import gzip
 import pickle
@@ -20,7 +20,7 @@ from ghostbatch.optional import import_torchvision
 
 
 def digits(data_dir: Path, download: bool) -> ImageData:
-    """5,000 MNIST digits that come with the package: 4,000 to train on, 1,000 to test on."""
+    """5,000 MNIST digits that come with the package: 4,000 for training, 1,000 for testing."""
     del data_dir, download
     with (files("ghostbatch.data") / "embedded" / "digits.npz").open("rb") as file:
         arrays = dict(np.load(file))
@@ -34,37 +34,29 @@ def digits(data_dir: Path, download: bool) -> ImageData:
 
 def mnist(data_dir: Path, download: bool) -> ImageData:
     """MNIST: 60,000 + 10,000 grey digits of 28 x 28 pixels."""
-    return _idx("mnist", "MNIST", data_dir, download)
+    return _load_idx("mnist", "MNIST", data_dir, download)
 
 
 def fashion_mnist(data_dir: Path, download: bool) -> ImageData:
     """Fashion-MNIST: 60,000 + 10,000 grey images of clothes, 28 x 28 pixels."""
-    return _idx("fashion-mnist", "FashionMNIST", data_dir, download)
+    return _load_idx("fashion-mnist", "FashionMNIST", data_dir, download)
 
 
 def cifar10(data_dir: Path, download: bool) -> ImageData:
     """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32 pixels in ten classes."""
-    return _cifar("cifar10", "CIFAR10", data_dir, download)
+    return _load_cifar("cifar10", "CIFAR10", data_dir, download)
 
 
 def cifar100(data_dir: Path, download: bool) -> ImageData:
     """CIFAR-100: 50,000 + 10,000 colour images of 32 x 32 pixels in a hundred classes."""
-    return _cifar("cifar100", "CIFAR100", data_dir, download)
-
-
-def damaged(name: str, folder: Path, problem: str) -> InputError:
-    """The files are there and cannot be what they should be."""
-    return InputError(
-        "data",
-        f"{name} in {folder} is damaged: {problem}",
-        f"delete {folder} and get it again with --download",
-    )
+    return _load_cifar("cifar100", "CIFAR100", data_dir, download)
 
 
 # ------------------------------------------------------------------------------------------ MNIST
 
 
-def _idx(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
+def _load_idx(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
+    """Load one of the two MNIST data sets from its idx files, packed or not."""
     reader = getattr(import_torchvision().datasets, kind)
     folder = data_dir / kind / "raw"
     plain = [folder / Path(file).stem for file, _ in reader.resources]
@@ -74,12 +66,12 @@ def _idx(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
     if all(path.exists() for path in plain):
         train, test = _read(name, reader, data_dir, folder)
     elif all(path.exists() for path in packed):
-        with TemporaryDirectory() as passing:  # the folder may be another's: nothing is written
+        with TemporaryDirectory() as scratch:  # the data folder may be read-only
             for archive, path in zip(packed, plain, strict=True):
-                unpacked = Path(passing) / path.relative_to(data_dir)
+                unpacked = Path(scratch) / path.relative_to(data_dir)
                 unpacked.parent.mkdir(parents=True, exist_ok=True)
                 _gunzip(name, archive, unpacked)
-            train, test = _read(name, reader, Path(passing), folder)
+            train, test = _read(name, reader, Path(scratch), folder)
     else:
         raise _missing(name, plain)
 
@@ -94,13 +86,14 @@ def _gunzip(name: str, archive: Path, target: Path) -> None:
         with gzip.open(archive) as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise damaged(name, archive.parent, f"{archive.name}: {error}") from None
+        raise _damaged(name, archive.parent, f"{archive.name}: {error}") from None
 
 
 # ------------------------------------------------------------------------------------------ CIFAR
 
 
-def _cifar(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
+def _load_cifar(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
+    """Load one of the two CIFAR data sets from its pickled files, whose checksums are checked."""
     torchvision = import_torchvision()
     reader = getattr(torchvision.datasets, kind)
     folder = data_dir / reader.base_folder
@@ -113,7 +106,7 @@ def _cifar(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
     intact = torchvision.datasets.utils.check_integrity
     wrong = [file for file, md5 in sums.items() if not intact(folder / file, md5)]
     if wrong:
-        raise damaged(name, folder, f"the checksum of {', '.join(wrong)} is wrong")
+        raise _damaged(name, folder, f"the checksum of {', '.join(wrong)} is wrong")
     train, test = _read(name, reader, data_dir, folder)
 
     def split(part: Any) -> Split:
@@ -129,14 +122,14 @@ def _cifar(name: str, kind: str, data_dir: Path, download: bool) -> ImageData:
 
 
 def _read(name: str, reader: Any, root: Path, folder: Path) -> tuple[Any, Any]:
-    """Both parts, as torchvision reads them below ``root``; ``folder`` is for the message."""
+    """Return torchvision's training and test sets below ``root``; errors name ``folder``."""
     try:
         with warnings.catch_warnings():
-            # NumPy's, of how the arrays in CIFAR's files were pickled in 2009.
+            # NumPy warns about the old pickle format of CIFAR's files.
             warnings.filterwarnings("ignore", r"dtype\(\): align should be passed")
             return reader(root, train=True), reader(root, train=False)
     except (RuntimeError, ValueError, AssertionError, KeyError, EOFError, pickle.PickleError) as e:
-        raise damaged(name, folder, _line(e)) from None
+        raise _damaged(name, folder, _one_line(e)) from None
 
 
 def _download(name: str, reader: Any, root: Path) -> None:
@@ -145,22 +138,31 @@ def _download(name: str, reader: Any, root: Path) -> None:
     except (RuntimeError, OSError) as error:
         raise InputError(
             "data",
-            f"{name} could not be downloaded to {root}: {_line(error)}",
-            "get it elsewhere, and point --data-dir or GHOSTBATCH_DATA at it",
+            f"{name} could not be downloaded to {root}: {_one_line(error)}",
+            "get it another way, and set data_dir or GHOSTBATCH_DATA to where it is",
         ) from None
 
 
 def _missing(name: str, paths: list[Path]) -> InputError:
-    """One line: where it was looked for, how to get it, how to point at it."""
+    """Return the error for files that are not there, which names those that are missing."""
     folder = paths[0].parent
     lacking = [path.name for path in paths if not path.exists()]
     what = "is not" if len(lacking) == len(paths) else f"lacks {', '.join(lacking)}"
     return InputError(
         "data",
         f"{name} {what} in {folder}",
-        "get it with --download, or say where it is with --data-dir or GHOSTBATCH_DATA",
+        "set download to get it, or set data_dir or GHOSTBATCH_DATA to where it is",
     )
 
 
-def _line(error: Exception) -> str:
+def _damaged(name: str, folder: Path, problem: str) -> InputError:
+    """Return the error for files that are there but have the wrong contents."""
+    return InputError(
+        "data",
+        f"{name} in {folder} is damaged: {problem}",
+        f"delete {folder} and set download to get it again",
+    )
+
+
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__

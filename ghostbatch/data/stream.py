@@ -10,12 +10,12 @@ class PermutationStream:
     """Batch ``u`` holds positions u B to (u + 1) B of a stream of fresh permutations.
 
     No sample is dropped and no batch is ragged: a batch may straddle two permutations. The stream
-    has no state, so resuming at an update means asking for it.
+    has no state: any update can be asked for at any time.
 
     Args:
         samples: size of the training set.
         batch: samples per update, over all ranks.
-        seed: of the order.
+        seed: seeds the permutations.
 
     """
 
@@ -26,13 +26,13 @@ class PermutationStream:
         self._permutations: dict[int, Tensor] = {}
 
     def indices(self, update: int) -> Tensor:
-        """The samples of one batch, in order."""
+        """Return the indices of the samples of one batch, in order."""
         start, end = update * self.batch, (update + 1) * self.batch
         first, last = start // self.samples, (end - 1) // self.samples
-        stretch = torch.cat([self._permutation(p) for p in range(first, last + 1)])
-        self._permutations = {last: self._permutations[last]}  # the past is not asked for again
+        permutations = torch.cat([self._permutation(p) for p in range(first, last + 1)])
+        self._permutations = {last: self._permutations[last]}  # the next batch may begin in it
         offset = first * self.samples
-        return stretch[start - offset : end - offset]
+        return permutations[start - offset : end - offset]
 
     def _permutation(self, number: int) -> Tensor:
         if number not in self._permutations:

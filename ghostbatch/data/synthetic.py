@@ -1,4 +1,4 @@
-"""Images of any shape that need no files, for speed tests: noise, and a pattern for each class."""
+"""Random images of any shape, for speed tests: noise plus one pattern per class."""
 
 import re
 from math import prod
@@ -12,14 +12,14 @@ from ghostbatch.errors import InputError
 
 CLASSES = 10
 SAMPLES = 4096
-COARSE = 4
-"""Patterns are so many blocks high and wide: they survive crops."""
-PIECE = 2**24
-"""Bytes that are made at a time: there is no second copy of what may be gigabytes."""
+BLOCKS = 4
+"""A pattern is this many blocks high and wide: coarse, so that it survives crops."""
+CHUNK_BYTES = 2**24
+"""Patterns are added to this many bytes at a time, so that the images are never held twice."""
 
 
 def parse(shape: str) -> Info:
-    """Read ``CHANNELSxHEIGHTxWIDTH[xCLASSES][:SAMPLES]``.
+    """Return the sizes written as ``CHANNELSxHEIGHTxWIDTH[xCLASSES][:SAMPLES]``.
 
     >>> parse("3x32x32x100:5000")
     Info(samples=5000, test_samples=1250, classes=100, shape=(3, 32, 32))
@@ -31,7 +31,7 @@ def parse(shape: str) -> Info:
     if read is None or not all(numbers):
         raise InputError(
             "data",
-            f"'synthetic:{shape}' has no shape",
+            f"'synthetic:{shape}' is not a shape",
             "write synthetic:3x32x32 or, with classes and samples, synthetic:3x32x32x100:5000",
         )
     channels, height, width, *_ = numbers
@@ -44,20 +44,20 @@ def parse(shape: str) -> Info:
 
 
 def synthetic(shape: str) -> ImageData:
-    """Random images, half noise and half the pattern of their class; the same at every call."""
+    """Return random images, half noise and half class pattern, the same at every call."""
     info = parse(shape)
-    blocks = (info.classes, info.shape[0], COARSE, COARSE)
+    pattern_shape = (info.classes, info.shape[0], BLOCKS, BLOCKS)
     draw = generator(0, "synthetic patterns")
-    patterns = torch.randint(128, blocks, dtype=torch.uint8, generator=draw)
+    patterns = torch.randint(128, pattern_shape, dtype=torch.uint8, generator=draw)
 
     def split(part: str, count: int) -> Split:
         draw = generator(0, f"synthetic {part}")
         labels = torch.randint(info.classes, (count,), generator=draw)
         images = torch.randint(128, (count, *info.shape), dtype=torch.uint8, generator=draw)
-        rows, columns = (torch.arange(size) * COARSE // size for size in info.shape[1:])
-        step = max(1, PIECE // prod(info.shape))
-        for some, which in zip(images.split(step), labels.split(step), strict=True):
-            some.add_(patterns[which][:, :, rows[:, None], columns])
+        rows, columns = (torch.arange(size) * BLOCKS // size for size in info.shape[1:])
+        step = max(1, CHUNK_BYTES // prod(info.shape))
+        for chunk, classes in zip(images.split(step), labels.split(step), strict=True):
+            chunk.add_(patterns[classes][:, :, rows[:, None], columns])
         return Split(images, labels)
 
     return ImageData(

@@ -1,4 +1,4 @@
-"""Instruments for anyone's training: how far the weights walk, by which law, and why."""
+"""Measurements for any training loop: weight distance, its growth, the loss around a point."""
 
 from ghostbatch.diagnostics.covariance import (
     IncrementCovariance,
@@ -9,7 +9,7 @@ from ghostbatch.diagnostics.covariance import (
 from ghostbatch.diagnostics.diffusion import DiffusionFit, fit_diffusion
 from ghostbatch.diagnostics.distance import Distance, WeightDistance, log_spaced
 from ghostbatch.diagnostics.gradients import increment_covariance, per_sample_gradients
-from ghostbatch.diagnostics.potential import RandomPotential, random_potential, sum_up
+from ghostbatch.diagnostics.potential import RandomPotential, random_potential
 from ghostbatch.diagnostics.roughness import Bins, Roughness, fit_roughness
 from ghostbatch.diagnostics.scan import BatchedLoss
 from ghostbatch.diagnostics.scheduler import DistanceScheduler, distances_at
@@ -34,5 +34,4 @@ __all__ = [
     "log_spaced",
     "per_sample_gradients",
     "random_potential",
-    "sum_up",
 ]

@@ -1,4 +1,4 @@
-"""The covariance of a weight increment: what the batch size and the sampling make of it.
+"""The covariance of a weight increment, by batch size and sampling scheme.
 
 A step is dw = -(lr / M) sum of the gradients g_n of a batch of M out of N samples. With S the mean
 of g g^T over all samples, gbar the mean of g and C = S - gbar gbar^T, the covariance of dw is lr^2
@@ -6,10 +6,10 @@ times
 
     "with" replacement               C / M
     "without" replacement            (N - M) / (N - 1) C / M
-    "bernoulli": each by itself      (1 / M - 1 / N) S
+    "bernoulli": each independently  (1 / M - 1 / N) S
 
 and two different batches of one permutation have the covariance -C / (N - 1). (The paper's appendix
-A has the moments of Bernoulli selection under the name of replacement: see docs/paper.md.)
+A calls the moments of Bernoulli selection those of sampling with replacement: see docs/paper.md.)
 """
 
 from dataclasses import dataclass
@@ -24,32 +24,32 @@ from ghostbatch.errors import InputError
 from ghostbatch.optim import lr_scale
 
 Scheme = Literal["without", "with", "bernoulli"]
-Keeps = Literal["none", "sqrt", "linear", "noise"]
+Rule = Literal["none", "sqrt", "linear", "noise"]
 
 
 @dataclass(frozen=True)
 class RuleCheck:
     """How well a rule keeps the covariance of the small batch's increments at a large batch."""
 
-    rule: Keeps
+    rule: Rule
     ratio: float
-    """Trace of the large batch's covariance over that of the small batch's; 1 is kept."""
-    alike: float
-    """Cosine between the two matrices; 1 if they differ by a factor only."""
+    """Trace of the large batch's covariance over that of the small batch; 1 if it is kept."""
+    cosine: float
+    """Cosine between the two matrices; 1 if they differ only by a factor."""
     remainder: float
-    """Norm of the difference over that of the small batch's covariance."""
+    """Norm of their difference over the norm of the small batch's covariance."""
 
 
 @dataclass(frozen=True)
 class IncrementCovariance:
-    """First and second moments of per-sample gradients; whatever a batch does follows from them."""
+    """First and second moments of per-sample gradients, which give the covariance of any batch."""
 
     mean: Tensor
     """gbar, (P,), in fp64 on the CPU."""
     second: Tensor
     """S, (P, P)."""
     samples: int
-    """N. The moments are those of these samples, exactly, unless they were perturbed by draws."""
+    """N. The moments are exact for these samples, unless random changes were drawn."""
 
     @cached_property
     def centred(self) -> Tensor:
@@ -59,7 +59,7 @@ class IncrementCovariance:
     def covariance(
         self, batch: int, *, scheme: Scheme = "without", lr: float = 1.0, noise: float = 0.0
     ) -> Tensor:
-        """The covariance of one increment.
+        """Return the covariance of one increment, (P, P).
 
         Loss weights z_n ~ N(1, noise) add lr^2 noise S / M under every scheme.
         """
@@ -68,29 +68,29 @@ class IncrementCovariance:
         if scheme == "bernoulli":
             plain = (1 / batch - 1 / n) * self.second
         else:
-            share = 1.0 if scheme == "with" else (n - batch) / max(1, n - 1)
-            plain = share / batch * self.centred
+            correction = 1.0 if scheme == "with" else (n - batch) / max(1, n - 1)
+            plain = correction / batch * self.centred
         return lr**2 * (plain + noise / batch * self.second)
 
     def between(self, *, scheme: Scheme = "without", lr: float = 1.0) -> Tensor:
-        """The covariance between the increments of two batches, of one permutation if without."""
+        """Return the covariance between two batches (of one permutation if "without")."""
         self._check(1, scheme)
         if scheme == "without":
             return -(lr**2) / (self.samples - 1) * self.centred
         return torch.zeros_like(self.second)
 
     def rule(
-        self, rule: Keeps, batch: int, base_batch: int, *, scheme: Scheme = "without"
+        self, rule: Rule, batch: int, base_batch: int, *, scheme: Scheme = "without"
     ) -> RuleCheck:
         """Compare increments at ``batch`` under a rule with those at ``base_batch``.
 
-        "sqrt" is exact with replacement; otherwise it is off by the factor (N - B) / (N - B_S),
-        which is the remainder. "linear" is off by B / B_S times as much. "noise" is exact for
-        Bernoulli selection; otherwise (1/B_S - 1/B) gbar gbar^T is left over, less C / (N - 1) of
-        the same factor without replacement.
+        "sqrt" is exact with replacement and off by the factor (N - B) / (N - B_S) otherwise; for
+        "linear" the factor is B / B_S times that. "noise" is exact for Bernoulli selection. Its
+        excess is (1/B_S - 1/B) gbar gbar^T with replacement, and
+        (1/B_S - 1/B) (gbar gbar^T - C / (N - 1)) without.
         """
-        if rule not in get_args(Keeps):
-            known = ", ".join(get_args(Keeps))
+        if rule not in get_args(Rule):
+            known = ", ".join(get_args(Rule))
             raise InputError("rule", f"{rule!r} is unknown", f"choose one of {known}")
         small = self.covariance(base_batch, scheme=scheme)
         if rule == "noise":
@@ -102,28 +102,28 @@ class IncrementCovariance:
         return RuleCheck(
             rule=rule,
             ratio=float(large.trace() / small.trace()),
-            alike=cosine(large, small),
+            cosine=cosine(large, small),
             remainder=float((large - small).norm() / small.norm()),
         )
 
     def remainder(
-        self, rule: Keeps, batch: int, base_batch: int, *, scheme: Scheme = "without"
+        self, rule: Rule, batch: int, base_batch: int, *, scheme: Scheme = "without"
     ) -> Tensor:
-        """What a rule is known to leave over: its covariance minus the small batch's, in theory."""
+        """Return the covariance under a rule minus that of the small batch, in closed form."""
         n, gap = self.samples, 1 / base_batch - 1 / batch
         small = self.covariance(base_batch, scheme=scheme)
         if rule == "noise":
-            left = torch.outer(self.mean, self.mean)
-            left -= self.centred / (n - 1) if scheme == "without" else 0
-            return gap * left * (scheme != "bernoulli")
+            excess = torch.outer(self.mean, self.mean)
+            excess -= self.centred / (n - 1) if scheme == "without" else 0
+            return gap * excess * (scheme != "bernoulli")
         factor = lr_scale(batch, base_batch, rule) ** 2 * base_batch / batch
         factor *= 1.0 if scheme == "with" else (n - batch) / (n - base_batch)
         return (factor - 1) * small
 
     def mean_to_deviation(self, batch: int, *, scheme: Scheme = "without") -> float:
-        """Length of the mean step over the root-mean-square length of its deviation.
+        """Return the length of the mean step over the root-mean-square length of its deviation.
 
-        The paper says that the mean is smaller by orders of magnitude: measure it.
+        The paper says that the mean is smaller by orders of magnitude.
         """
         deviation = sqrt(float(self.covariance(batch, scheme=scheme).trace()))
         return float(self.mean.norm()) / deviation if deviation else float("inf")
@@ -139,7 +139,7 @@ class IncrementCovariance:
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
-    """Cosine between two matrices: 1 if and only if they differ by a positive factor.
+    """Return the cosine between two matrices: 1 if and only if they differ by a positive factor.
 
     >>> round(cosine(torch.eye(2), 3 * torch.eye(2)), 6)
     1.0
@@ -148,7 +148,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 def effective_rank(covariance: Tensor) -> float:
-    """Directions that a covariance spreads over: (sum of eigenvalues)^2 / sum of their squares.
+    """Return (sum of eigenvalues)^2 / sum of their squares: about how many directions matter.
 
     >>> effective_rank(torch.diag(torch.tensor([2.0, 2.0, 0.0])))
     2.0

@@ -1,4 +1,4 @@
-"""Does the distance from the start grow like log t (ultra-slow) or like sqrt t (ordinary)?"""
+"""Fits that tell whether the distance grows as log t (ultra-slow) or as sqrt t (ordinary)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,28 +10,28 @@ import numpy as np
 from ghostbatch.diagnostics.bootstrap import (
     AR1Estimator,
     Array,
-    Blocks,
+    BlockBootstrap,
     Interval,
-    Line,
-    line_intervals,
+    LeastSquares,
+    linear_intervals,
     power_interval,
     tangent,
 )
 from ghostbatch.errors import InputError
 
 LOWEST, HIGHEST = 0.05, 10.0
-"""Exponents that are tried."""
+"""Range in which the exponent is searched."""
 
 DECIDED = 4.0
-"""Of AIC, among effective samples: the usual bound below which two models are both tenable."""
+"""Margin of AIC, for the effective samples, below which two models are commonly both tenable."""
 
 
 @dataclass(frozen=True)
 class DiffusionFit:
     """Least-squares fits of distance d against update t.
 
-    Standard errors take the residuals for independent. The intervals do not: see
-    `ghostbatch.diagnostics.bootstrap`. Where `autocorrelated`, trust the intervals.
+    Standard errors assume independent residuals. Intervals do not: see
+    `ghostbatch.diagnostics.bootstrap`. If `autocorrelated`, trust the intervals.
     """
 
     slope: float
@@ -43,7 +43,7 @@ class DiffusionFit:
     intercept_stderr: float
     intercept_interval: Interval
     exponent: float
-    """p of d = a + b (ln t)^p; its error is infinite where the data do not determine it."""
+    """p of d = a + b (ln t)^p; its error is infinite if the data do not determine it."""
     exponent_stderr: float
     exponent_interval: Interval
     alpha: float
@@ -53,28 +53,28 @@ class DiffusionFit:
     better: Literal["log", "sqrt"]
     """Which of d = a + b ln t and d = a + b sqrt t has the lower AIC."""
     aic_margin: float
-    """By how much, for independent residuals; above 10 the other is out of the question."""
+    """Difference of the two AICs, for independent residuals; above 10 the other is ruled out."""
     aic: dict[str, float]
     """n ln(RSS / n) + 2 k of "log" and "sqrt" (k = 2) and of "power", a + b (ln t)^p (k = 3)."""
     samples: int
     autocorrelation: float
-    """Of neighbouring residuals, freed from the bias of fitting, in the fit of the lowest AIC."""
+    """Of neighbouring residuals of the model with the lowest AIC, corrected for bias."""
     level: float
     """Share of the intervals that are to cover the truth."""
 
     @property
     def autocorrelated(self) -> bool:
-        """Whether it is above 1.645 / sqrt(n): independent residuals are in about 5 % of fits."""
+        """Whether `autocorrelation` is above 1.645 / sqrt(n), a one-sided test at 5 %."""
         return self.autocorrelation > 1.645 / sqrt(self.samples)
 
     @property
     def effective_samples(self) -> float:
-        """Independent residuals that would tell as much: n (1 - phi) / (1 + phi)."""
+        """Number of independent samples that tell as much: n (1 - phi) / (1 + phi)."""
         return self.samples * (1 - self.autocorrelation) / (1 + self.autocorrelation)
 
     @property
     def verdict(self) -> str:
-        """All of it in one line; the margin of AIC is that of the effective samples."""
+        """The result in one line; margins of AIC are those of the effective samples."""
         share = self.effective_samples / self.samples
         margin = self.aic_margin * share
         curved = (self.aic[self.better] - self.aic["power"]) * share
@@ -86,11 +86,11 @@ class DiffusionFit:
         else:
             kind = "ultra-slow" if self.better == "log" else "ordinary"
             found = f"{kind}: {self.better} t fits better than {other} t by {margin:.0f} of AIC"
-        memory = f", effectively {self.effective_samples:.0f}" if self.autocorrelated else ""
+        effective = f", effectively {self.effective_samples:.0f}" if self.autocorrelated else ""
         return (
             f"{found}; slope {self.slope:.4g} in {_show(self.slope_interval)}, exponent "
             f"{self.exponent:.3g} in {_show(self.exponent_interval)} at {100 * self.level:g} % "
-            f"({self.samples} samples{memory})"
+            f"({self.samples} samples{effective})"
         )
 
 
@@ -102,14 +102,14 @@ def fit_diffusion(
     resamples: int = 999,
     seed: int = 0,
 ) -> DiffusionFit:
-    """Fit the growth of the weight distance over the first, high-rate phase of a run.
+    """Fit the growth of the weight distance before the first drop of the learning rate.
 
     Args:
-        updates: numbers of updates done, from 1 on; leave out what follows the first drop.
-        distances: the distance from the initial weights after each.
+        updates: numbers of updates done, from 1 on, up to the first drop.
+        distances: the distance from the initial weights after each of them.
         level: share of the intervals that are to cover the truth.
-        resamples: curves that the intervals are made from.
-        seed: of their draws; the same input gives the same intervals.
+        resamples: number of bootstrap curves.
+        seed: seeds the bootstrap; the same input gives the same intervals.
 
     >>> import numpy as np
     >>> t = np.arange(1, 200)
@@ -118,35 +118,34 @@ def fit_diffusion(
     (True, 'ultra-slow: log t fits better than sqrt t')
 
     """
-    t, d = _checked(updates, distances)
+    t, d = _sorted_by_time(updates, distances)
     if not (0 < level < 1 and resamples >= 99):
         raise InputError("level", f"{level} of {resamples} resamples", "use 0.95 of 999")
-    order = np.argsort(t, kind="stable")  # neighbours in time remember each other
-    t, d = t[order], d[order]
     log_t = np.log(t)
-    blocks = Blocks(resamples, seed)
+    bootstrap = BlockBootstrap(resamples, seed)
     (intercept, slope), (intercept_err, slope_err), _ = _least_squares(log_t, d)
     exponent, exponent_err = _fit_exponent(log_t, d)
     aic = {"log": _aic(log_t, d), "sqrt": _aic(np.sqrt(t), d)}
     aic["power"] = _aic(log_t**exponent, d, parameters=3)
     better: Literal["log", "sqrt"] = "log" if aic["log"] <= aic["sqrt"] else "sqrt"
-    intercept_in, slope_in = line_intervals(Line.on(_columns(log_t)), d, level, blocks)
-    exponent_in = (0.0, inf)
+    line = LeastSquares.on(_columns(log_t))
+    intercept_interval, slope_interval = linear_intervals(line, d, level, bootstrap)
+    low, high = 0.0, inf
     if isfinite(exponent_err):
-        exponent_in = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), level, blocks)
+        low, high = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), level, bootstrap)
     return DiffusionFit(
         slope=slope,
         slope_stderr=slope_err,
-        slope_interval=slope_in,
+        slope_interval=slope_interval,
         intercept=intercept,
         intercept_stderr=intercept_err,
-        intercept_interval=intercept_in,
+        intercept_interval=intercept_interval,
         exponent=exponent,
         exponent_stderr=exponent_err,
-        exponent_interval=exponent_in,
+        exponent_interval=(low, high),
         alpha=2 / exponent,
         alpha_stderr=2 * exponent_err / exponent**2,
-        alpha_interval=(2 / exponent_in[1], 2 / exponent_in[0] if exponent_in[0] else inf),
+        alpha_interval=(2 / high, 2 / low if low else inf),
         better=better,
         aic_margin=abs(aic["sqrt"] - aic["log"]),
         aic=aic,
@@ -156,28 +155,31 @@ def fit_diffusion(
     )
 
 
-def _checked(updates: Sequence[float], distances: Sequence[float]) -> tuple[Array, Array]:
+def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tuple[Array, Array]:
+    """Return both as arrays in order of time, since residuals are correlated in time."""
     t, d = np.asarray(updates, dtype=float), np.asarray(distances, dtype=float)
     if t.shape != d.shape or t.ndim != 1:
-        raise InputError("updates", f"{t.shape} against {d.shape}", "give as many of both")
+        raise InputError("updates", f"{t.shape} against {d.shape}", "give one distance for each")
     if len(np.unique(t)) < 4:
-        raise InputError("updates", "fewer than 4 different ones", "record more of them")
+        raise InputError("updates", "fewer than 4 different values", "record more")
     if not (np.isfinite(t).all() and np.isfinite(d).all() and (t >= 1).all()):
-        raise InputError("updates", "not all finite and from 1 on", "leave the others out")
-    return t, d
+        raise InputError("updates", "not all finite and at least 1", "leave the others out")
+    order = np.argsort(t, kind="stable")
+    return t[order], d[order]
 
 
 def _aic(x: Array, d: Array, parameters: int = 2) -> float:
+    """Return n ln(RSS / n) + 2 k of d = a + b x."""
     *_, squares = _least_squares(x, d)
     return len(d) * float(np.log(squares / len(d))) + 2 * parameters
 
 
 def _autocorrelation(t: Array, d: Array, exponent: float, model: str) -> float:
-    """Of the errors of one of the three models."""
+    """Return the correlation of neighbouring errors of one of the three models."""
     x = {"log": np.log(t), "sqrt": np.sqrt(t), "power": np.log(t) ** exponent}[model]
-    fit = Line.on(_columns(x))
-    memory = AR1Estimator(Line.on(tangent(np.log(t), exponent)) if model == "power" else fit)
-    return float(memory.phi(fit.residuals(d)))
+    fit = LeastSquares.on(_columns(x))
+    curved = LeastSquares.on(tangent(np.log(t), exponent)) if model == "power" else fit
+    return float(AR1Estimator(curved).phi(fit.residuals(d)))
 
 
 def _columns(x: Array) -> Array:
@@ -189,13 +191,14 @@ def _show(interval: Interval) -> str:
 
 
 def _least_squares(x: Array, d: Array) -> tuple[tuple[float, float], tuple[float, float], float]:
-    """Coefficients of d = a + b x, their standard errors, and the sum of squared residuals."""
+    """Return a and b of d = a + b x, their standard errors, and the sum of squared residuals."""
     (a, b), error, covariance = _solve(_columns(x), d, parameters=2)
     a_err, b_err = np.sqrt(np.maximum(np.diag(covariance), 0))
     return (float(a), float(b)), (float(a_err), float(b_err)), error
 
 
 def _solve(design: Array, d: Array, parameters: int) -> tuple[Array, float, Array]:
+    """Return coefficients, the sum of squared residuals, and the coefficients' covariance."""
     coefficients = np.linalg.lstsq(design, d, rcond=None)[0].astype(float)
     # A perfect fit has no residual; the floor keeps its logarithm finite.
     floor = len(d) * (np.finfo(float).eps * np.abs(d).max()) ** 2 + np.finfo(float).tiny
@@ -205,11 +208,11 @@ def _solve(design: Array, d: Array, parameters: int) -> tuple[Array, float, Arra
 
 
 def _fit_exponent(log_t: Array, d: Array) -> tuple[float, float]:
-    """P of d = a + b (ln t)^p: for each p the rest is linear, so only p is searched."""
+    """Return p of d = a + b (ln t)^p and its standard error; for each p the rest is linear."""
     low, high = LOWEST, HIGHEST
-    for _ in range(40):  # a grid that closes in on the minimum
+    for _ in range(40):  # each grid spans two steps of the one before
         grid = np.linspace(low, high, 21)
-        best = int(np.argmin(_squares_left(log_t ** grid[:, None], d)))
+        best = int(np.argmin(_squared_residuals(log_t ** grid[:, None], d)))
         low, high = grid[max(0, best - 1)], grid[min(20, best + 1)]
         if high - low < 1e-9:
             break
@@ -223,8 +226,8 @@ def _fit_exponent(log_t: Array, d: Array) -> tuple[float, float]:
     return p, float(np.sqrt(covariance[2, 2]))
 
 
-def _squares_left(x: Array, d: Array) -> Array:
-    """Sums of squared residuals of d = a + b x, for each row of x."""
+def _squared_residuals(x: Array, d: Array) -> Array:
+    """Return the sum of squared residuals of d = a + b x, for each row of x."""
     x, d = x - x.mean(-1, keepdims=True), d - d.mean()
     slope = (x @ d) / np.maximum((x**2).sum(-1), np.finfo(float).tiny)
     return np.asarray(((d - slope[:, None] * x) ** 2).sum(-1))

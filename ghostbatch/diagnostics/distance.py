@@ -1,4 +1,4 @@
-"""How far the weights have walked from where they started."""
+"""The distance of a model's weights from their initial values."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,48 +9,49 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ghostbatch.diagnostics.sharded import local, same_place, spread_like, sum_shards
+from ghostbatch.diagnostics.sharded import from_local, redistribute, sum_shards, to_local
 from ghostbatch.errors import InputError
 
 Keep = Literal["exact", "cpu", "bf16"]
 
 PIECE = 2**25
-"""Values that are subtracted at a time: what a measurement needs of memory besides."""
+"""Number of values subtracted at a time, which bounds the memory of a measurement."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """Euclidean distance from the initial weights; as a float it is the total."""
+    """Euclidean distance from the initial weights; ``float(distance)`` is the total."""
 
     total: float
     layers: dict[str, float]
-    """By parameter name; the total is the root of the sum of their squares."""
+    """Distance of each parameter tensor, by name; the total is the root of the sum of squares."""
     error: float = 0.0
-    """What rounding the initial weights can have done to the total at most; 0 if they are exact."""
+    """Bound on the error of the total from rounding the initial weights; 0 if they are exact."""
 
     def __float__(self) -> float:
         return self.total
 
 
 class WeightDistance:
-    """Remembers a model's trainable parameters and measures how far they have moved since.
+    """Keeps a copy of a model's trainable parameters and measures how far they have moved since.
 
-    A measurement is one fused pass over the weights on their device and one number per tensor sent
-    from there. With DDP it needs no communication. With FSDP2 build it after ``fully_shard``: then
-    each rank remembers its own shards, and ``distance`` must be called on all ranks, since it adds
-    up their squares in one collective.
+    A measurement is one fused pass over the weights on their device, from which one number per
+    tensor is copied to the CPU. With DDP it needs no communication. With FSDP2 build it after
+    ``fully_shard``: then each rank keeps its own shards, and ``distance`` must be called on all
+    ranks, since it sums over ranks in one collective.
 
     Args:
-        model: its parameters are looked up once, now; DDP and compiled models are seen through.
-        keep: how the initial weights are remembered. "exact": a copy beside the weights. "cpu": the
-            same copy in the CPU's memory, which travels to the device for each measurement; the
-            distances are the same to the last bit. "bf16": beside the weights in half the memory of
-            fp32. There a rounding r is left, of norm at most 2^-8 of the weights', and known; its
-            square is taken off, so that the distance starts at 0. A total that was d then comes out
-            as sqrt(d^2 - 2 d.r): off by 2 |r| at the very most (`Distance.error`), and by about
-            |r| / sqrt(n) for n weights that do not know of their rounding.
-        norms: count the parameters of norm layers.
-        biases: count the parameters that are called bias, those of norm layers too.
+        model: its parameters are looked up once, now. Names are those of the model inside DDP or
+            ``torch.compile``.
+        keep: how the initial weights are kept. "exact": a copy on the device of the weights. "cpu":
+            the same copy in CPU memory, copied to the device for each measurement; the distances
+            are bit for bit the same. "bf16": a copy on the device, in half the memory of fp32. Its
+            rounding r is known, of norm at most 2^-8 of that of the weights, and its square is
+            subtracted, so that the distance starts at 0. A step d is then measured as
+            sqrt(|d|^2 - 2 d.r): off by at most 2 |r| (`Distance.error`), and typically by
+            |r| / sqrt(n) for n weights.
+        norms: include the parameters of norm layers.
+        biases: include the parameters called bias, also those of norm layers.
 
     >>> layer = nn.Linear(2, 1)
     >>> walked = WeightDistance(layer)
@@ -71,34 +72,35 @@ class WeightDistance:
                 "keep", f"{keep!r} is unknown", f"choose one of {', '.join(get_args(Keep))}"
             )
         self._keep = keep
-        self._parameters = dict(_counted(_inside(model), norms, biases))
-        self._remember({name: p.detach() for name, p in self._parameters.items()})
+        self._parameters = dict(_select(_unwrapped(model), norms, biases))
+        self._keep_start({name: p.detach() for name, p in self._parameters.items()})
 
     @torch.no_grad()
     def distance(self) -> Distance:
-        """The distance now, per parameter tensor and in all."""
+        """Return the distance now, per parameter tensor and in total."""
         squares = self._squares()
-        left = {name: square - self._rounding.get(name, 0.0) for name, square in squares.items()}
-        left = {name: 0.0 if square < 0 else square for name, square in left.items()}  # NaN stays
-        layers = {name: sqrt(square) for name, square in left.items()}
+        squares = {n: square - self._rounding.get(n, 0.0) for n, square in squares.items()}
+        squares = {n: 0.0 if square < 0 else square for n, square in squares.items()}  # keeps NaN
+        layers = {name: sqrt(square) for name, square in squares.items()}
         error = 2 * sqrt(sum(self._rounding.values()))
-        return Distance(sqrt(sum(left.values())), layers, error)
+        return Distance(sqrt(sum(squares.values())), layers, error)
 
     def state_dict(self) -> dict[str, Any]:
-        """The initial weights, for a checkpoint; with FSDP2 they are DTensors."""
+        """Return the initial weights for a checkpoint; with FSDP2 they are DTensors."""
         state: dict[str, Any] = {"start": self._start}
         return {**state, "rounding": self._rounding} if self._rounding else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Measure from the initial weights of an earlier session."""
+        """Measure from the initial weights in a checkpoint."""
         start: dict[str, Tensor] = state_dict["start"]
         if {n: t.shape for n, t in start.items()} != {n: t.shape for n, t in self._start.items()}:
             raise ValueError("the saved weights are those of another model")
-        self._remember({n: same_place(t, self._parameters[n]) for n, t in start.items()})
+        self._keep_start({n: redistribute(t, self._parameters[n]) for n, t in start.items()})
         self._rounding |= state_dict.get("rounding", {})
 
     @torch.no_grad()
-    def _remember(self, weights: dict[str, Tensor]) -> None:
+    def _keep_start(self, weights: dict[str, Tensor]) -> None:
+        """Copy ``weights`` as the initial ones; in bf16 also note their squared rounding."""
         self._rounding: dict[str, float] = {}
         self._start = {n: self._copy(weights[n], self._parameters[n]) for n in self._parameters}
         if self._keep == "bf16":
@@ -106,30 +108,30 @@ class WeightDistance:
 
     def _copy(self, weights: Tensor, parameter: Tensor) -> Tensor:
         if self._keep == "cpu":
-            return spread_like(weights, local(weights).cpu().clone())
+            return from_local(to_local(weights).cpu().clone(), like=weights)
         dtype = torch.bfloat16 if self._keep == "bf16" else parameter.dtype
         return weights.to(parameter.device, dtype, copy=True)
 
     def _squares(self, weights: dict[str, Tensor] | None = None) -> dict[str, float]:
-        """Squared distances of the parameters, or of other ``weights``, from the start."""
+        """Return squared distances of the parameters, or of ``weights``, from the initial ones."""
         if not self._parameters:
             return {}
         now = list(weights.values()) if weights is not None else list(self._parameters.values())
         norms: list[Tensor] = []
-        for piece in _pieces(now):
-            mine = [local(tensor) for tensor in now[piece]]
-            start = [local(tensor) for tensor in list(self._start.values())[piece]]
-            near = [s.to(m.device, m.dtype) for s, m in zip(start, mine, strict=True)]
-            moved = torch._foreach_sub(mine, near)
+        for chunk in _chunks(now):
+            local = [to_local(tensor) for tensor in now[chunk]]
+            start = [to_local(tensor) for tensor in list(self._start.values())[chunk]]
+            start = [s.to(w.device, w.dtype) for s, w in zip(start, local, strict=True)]
+            moved = torch._foreach_sub(local, start)
             wide = [m.to(torch.promote_types(m.dtype, torch.float32)) for m in moved]
             norms += torch._foreach_norm(wide)
-        squares = _side_by_side(norms).square()
+        squares = _stack_fp64(norms).square()
         squares = sum_shards(squares, list(self._parameters.values()))
         return dict(zip(self._parameters, squares.tolist(), strict=True))
 
 
 def log_spaced(last: int, per_decade: int = 20) -> list[int]:
-    """Updates from 1 to ``last``, evenly spaced in log time as far as whole numbers allow.
+    """Return updates from 1 to ``last``, evenly spaced in log time up to rounding.
 
     >>> log_spaced(10, per_decade=4)
     [1, 2, 3, 6, 10]
@@ -139,8 +141,8 @@ def log_spaced(last: int, per_decade: int = 20) -> list[int]:
     return sorted({update for update in spaced if update < last} | {last})
 
 
-def _inside(model: nn.Module) -> nn.Module:
-    """The model that DDP or `torch.compile` has wrapped, so that names do not depend on them."""
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside DDP or `torch.compile`, so that names do not depend on them."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if isinstance(model, DistributedDataParallel):
@@ -150,8 +152,8 @@ def _inside(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _counted(model: nn.Module, norms: bool, biases: bool) -> Iterator[tuple[str, nn.Parameter]]:
-    """Trainable parameters, each once; a norm layer is one with Norm in the name of its class."""
+def _select(model: nn.Module, norms: bool, biases: bool) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield trainable parameters; a norm layer has "Norm" in the name of its class or a base."""
     in_norms = {
         id(parameter)
         for layer in model.modules()
@@ -160,13 +162,13 @@ def _counted(model: nn.Module, norms: bool, biases: bool) -> Iterator[tuple[str,
     }
     for name, parameter in model.named_parameters():
         is_bias = name.rpartition(".")[2] == "bias"
-        left_out = (is_bias and not biases) or (id(parameter) in in_norms and not norms)
-        if parameter.requires_grad and not left_out:
+        excluded = (is_bias and not biases) or (id(parameter) in in_norms and not norms)
+        if parameter.requires_grad and not excluded:
             yield name, parameter
 
 
-def _pieces(tensors: Sequence[Tensor]) -> Iterator[slice]:
-    """Consecutive tensors of about `PIECE` values together."""
+def _chunks(tensors: Sequence[Tensor]) -> Iterator[slice]:
+    """Yield slices of consecutive tensors with about `PIECE` values each."""
     first, values = 0, 0
     for number, tensor in enumerate(tensors):
         values += tensor.numel()
@@ -175,8 +177,8 @@ def _pieces(tensors: Sequence[Tensor]) -> Iterator[slice]:
             first, values = number + 1, 0
 
 
-def _side_by_side(norms: list[Tensor]) -> Tensor:
-    """One vector in fp64; a single kernel where they are of one kind."""
+def _stack_fp64(norms: list[Tensor]) -> Tensor:
+    """Return scalars as one fp64 vector, by a single kernel if device and dtype agree."""
     if len({(norm.device, norm.dtype) for norm in norms}) == 1:
         return torch.stack(norms).double()
     return torch.stack([norm.to(norms[0].device, torch.float64) for norm in norms])

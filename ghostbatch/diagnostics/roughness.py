@@ -1,12 +1,12 @@
-"""How the loss deviates with distance: L(w0 + z v) - L(w0) ~ N(0, s^2 z^alpha).
+"""The exponent alpha of the loss around a point: L(w0 + z v) - L(w0) ~ N(0, s^2 z^alpha).
 
-For fixed alpha the likelihood's best s^2 is the mean of dL^2 z^-alpha. What is left to minimise,
+For fixed alpha the most likely s^2 is the mean of dL^2 z^-alpha. The function of alpha to minimise,
 
     f(alpha) = ln mean(dL^2 z^-alpha) + alpha mean(ln z),
 
-is convex: its slope is mean(ln z) minus the mean of ln z weighted by dL^2 z^-alpha, its curvature
-the variance of ln z so weighted. Observed information n f'' / 2 gives the standard error. No bins:
-they would bias alpha.
+is convex: its slope is mean(ln z) minus the mean of ln z with weights dL^2 z^-alpha, and its
+curvature is the variance of ln z with these weights. The observed information n f'' / 2 gives the
+standard error. Samples are not binned, since bins would bias alpha.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 DEGREE = 3
-"""Of the polynomial through the origin that stands for the mean trend of the loss."""
+"""Degree of the polynomial through the origin that models the mean trend of the loss."""
 
 
 @dataclass(frozen=True)
 class Roughness:
-    """An exponent with its error."""
+    """An exponent and its standard error."""
 
     alpha: float
-    """NaN where there is no deviation to speak of."""
+    """NaN if fewer than two changes of the loss differ from 0."""
     alpha_stderr: float
 
 
@@ -38,37 +38,37 @@ class Bins:
     distances: tuple[float, ...]
     """Mean distance in each bin that has samples."""
     rms: tuple[float, ...]
-    """Root-mean-square of L - L(w0): grows linearly with distance if alpha = 2."""
+    """Root-mean-square of L - L(w0), which grows linearly with distance if alpha = 2."""
     rms_stderr: tuple[float, ...]
     deviations: tuple[float, ...]
-    """The same with the mean trend removed."""
+    """Root-mean-square with the mean trend removed."""
     counts: tuple[int, ...]
 
 
 def fit_roughness(distances: Sequence[float], changes: Sequence[float]) -> Roughness:
-    """The exponent that makes the changes of the loss most likely.
+    """Return the maximum-likelihood exponent of the changes of the loss.
 
     >>> round(fit_roughness([1, 2, 3, 5], [2, -4, 6, -10]).alpha, 6)  # linear in distance
     2.0
     """
     z, change = np.asarray(distances, dtype=float), np.asarray(changes, dtype=float)
-    sound = np.isfinite(change) & (z > 0)
-    z, change = z[sound], change[sound]
-    log_z, usable = np.log(z), change != 0
-    if usable.sum() < 2 or np.ptp(log_z[usable]) == 0:
+    valid = np.isfinite(change) & (z > 0)
+    z, change = z[valid], change[valid]
+    log_z, changed = np.log(z), change != 0
+    if changed.sum() < 2 or np.ptp(log_z[changed]) == 0:
         return Roughness(nan, inf)
-    log_square, where = 2 * np.log(np.abs(change[usable])), log_z[usable]
+    log_square, x = 2 * np.log(np.abs(change[changed])), log_z[changed]
     low, high = -20.0, 20.0
-    for _ in range(60):  # the slope rises with alpha: bisection cannot miss
+    for _ in range(60):  # bisection: the slope rises with alpha
         alpha = (low + high) / 2
-        centre, _ = _weighted(log_square - alpha * where, where)
+        centre, _ = _weighted_moments(log_square - alpha * x, x)
         low, high = (alpha, high) if centre > log_z.mean() else (low, alpha)
-    _, variance = _weighted(log_square - alpha * where, where)
+    _, variance = _weighted_moments(log_square - alpha * x, x)
     return Roughness(alpha, sqrt(2 / (len(log_z) * variance)) if variance > 0 else inf)
 
 
-def _weighted(log_weights: Array, values: Array) -> tuple[float, float]:
-    """Mean and variance of values under weights given by their logarithms."""
+def _weighted_moments(log_weights: Array, values: Array) -> tuple[float, float]:
+    """Return mean and variance of ``values``, whose weights are given by their logarithms."""
     weights = np.exp(log_weights - log_weights.max())
     weights /= weights.sum()
     mean = float(weights @ values)
@@ -76,10 +76,9 @@ def _weighted(log_weights: Array, values: Array) -> tuple[float, float]:
 
 
 def detrend(distances: Sequence[float], changes: Sequence[float], alpha: float) -> Array:
-    """What the mean trend of the changes leaves of them.
+    """Return the changes minus their mean trend; NaN if only rounding is left.
 
-    The trend is a polynomial through the origin, by least squares with the weights z^-alpha that
-    the deviations suggest; NaN where nothing but rounding is left.
+    The trend is a polynomial through the origin, by least squares with weights z^-alpha.
     """
     z, change = np.asarray(distances, dtype=float), np.asarray(changes, dtype=float)
     scale = z.max()
@@ -95,7 +94,7 @@ def detrend(distances: Sequence[float], changes: Sequence[float], alpha: float) 
 def bin_by_distance(
     distances: Sequence[float], changes: Sequence[float], count: int, radius: float
 ) -> Bins:
-    """Root-mean-square changes in ``count`` bins up to ``radius``; empty bins are left out."""
+    """Return root-mean-square changes in ``count`` bins up to ``radius``, without empty bins."""
     z, change = np.asarray(distances, dtype=float), np.asarray(changes, dtype=float)
     left = detrend(distances, changes, fit_roughness(distances, changes).alpha)
     number = np.minimum((z / radius * count).astype(int), count - 1)

@@ -1,13 +1,10 @@
-"""Moves a model's weights about and puts them back, and keeps what was seen on the way."""
+"""The parts of a random potential scan: random steps, batch statistics, the loss, its file."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,30 +14,31 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ghostbatch.diagnostics.sharded import as_dtensor
 from ghostbatch.errors import InputError
+from ghostbatch.files import atomic_file
 from ghostbatch.nn import to_ghost, to_plain
-from ghostbatch.ops.paths import kernels_serve
+from ghostbatch.ops.backends.select import has_kernels
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 ANY_BATCH = 1 << 40
-"""A ghost that no batch fills."""
+"""A ghost size above that of any batch."""
 
 SAVE_SECONDS = 10.0
-"""Time between writes of a scan's file."""
+"""Seconds between writes of a scan's file."""
 
 
-class Surroundings:
-    """A model's trainable weights, to be moved along random directions; undone at the end."""
+class RandomSteps:
+    """Moves a model's trainable weights along random directions, and restores them on exit."""
 
     def __init__(self, model: nn.Module) -> None:
         self._weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         if not self._weights:
-            raise InputError("model", "nothing in it is trainable", "set requires_grad")
+            raise InputError("model", "has no trainable parameters", "set requires_grad")
         if len({w.device for w in self._weights}) > 1 or as_dtensor(self._weights[0]) is not None:
             raise InputError("model", "its weights are not on one device", "move them to one")
         self._buffers = list(model.buffers())
         self._start = [w.detach().clone() for w in self._weights]
-        self._kept = [b.detach().clone() for b in self._buffers]
+        self._start_buffers = [b.detach().clone() for b in self._buffers]
         self.count = sum(w.numel() for w in self._weights)
         self._device, dtype = self._weights[0].device, torch.float32
         for weight in self._weights:
@@ -50,7 +48,7 @@ class Surroundings:
         self._generator = torch.Generator(self._device)
 
     def step(self, distance: float, seed: int) -> None:
-        """Stand at a distance from the start, in the direction that the seed stands for.
+        """Set the weights to a point at ``distance`` from the start, in a random direction.
 
         The direction is uniform on the sphere: a normal vector over its length.
         """
@@ -62,42 +60,37 @@ class Surroundings:
         torch._foreach_add_(self._weights, steps)
 
     def _views(self) -> list[Tensor]:
-        """The direction, part by part in the layout of the weights, so adding is one kernel."""
+        """Return views of the direction in the layouts of the weights, so adding is one kernel."""
         parts = self._direction.split([w.numel() for w in self._weights])
         layouts = zip(parts, self._start, strict=True)
         return [part.as_strided(start.shape, start.stride()) for part, start in layouts]
 
-    def __enter__(self) -> "Surroundings":
+    def __enter__(self) -> "RandomSteps":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Put everything back, bit by bit."""
+    def __exit__(self, *_: object) -> None:
+        """Restore weights and buffers, bit for bit."""
+        tensors = [*self._weights, *self._buffers]
         with torch.no_grad():
-            for now, before in zip(
-                [*self._weights, *self._buffers], [*self._start, *self._kept], strict=True
-            ):
-                now.copy_(before)
+            for tensor, start in zip(tensors, [*self._start, *self._start_buffers], strict=True):
+                tensor.copy_(start)
 
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norm by the batch at hand, its buffers left alone; everything else in evaluation.
+    """Put the model into evaluation mode, except that batch norms use batch statistics.
 
-    One ghost as large as any batch is the same norm, and by our kernels several times as fast.
+    A ghost norm with one ghost per batch is the same function, and several times as fast where
+    there are kernels for it.
     """
     modes = {module: module.training for module in model.modules()}
     tracking = {m: m.track_running_stats for m in modes if isinstance(m, _BatchNorm)}
-    plain = [m for m in tracking if type(m) in PLAIN and m.affine and kernels_serve(m.weight)]
+    plain = [m for m in tracking if type(m) in PLAIN and m.affine and has_kernels(m.weight)]
     try:
         for module in modes:
             module.training = module in tracking
         for norm in tracking:
-            norm.track_running_stats = False  # then PyTorch's layer, and ours, moves nothing
+            norm.track_running_stats = False  # then neither PyTorch's layer nor ours updates them
         for norm in plain:
             to_ghost(norm, ANY_BATCH)
         yield
@@ -111,17 +104,17 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 
 
 class BatchedLoss:
-    """Mean loss over samples in a fixed order, in batches: a function of the model.
+    """The mean loss of a model over samples in a fixed order, computed in batches.
 
-    Norm layers see one batch at a time, so its size is part of the function. Nothing is drawn: what
-    the inputs are (no augmentation) is what the model sees.
+    Norm layers see one batch at a time, so the batch size changes the value. Nothing is random:
+    there is no augmentation.
 
     Args:
-        inputs: all samples, on the device; they may be bytes that ``prepare`` turns into numbers.
-        labels: as many.
-        batch: samples at a time; the last batch may be smaller.
-        prepare: from a batch of inputs to what the model takes.
-        criterion: from outputs and labels to the sum of losses; cross-entropy if None.
+        inputs: all samples, on the device; they may be bytes that ``prepare`` turns into floats.
+        labels: one per sample.
+        batch: samples per batch; the last batch may be smaller.
+        prepare: turns a batch of inputs into the input of the model.
+        criterion: returns the sum of losses from outputs and labels; cross-entropy if None.
 
     """
 
@@ -142,14 +135,14 @@ class BatchedLoss:
             raise InputError(
                 "batch",
                 f"{batch} leaves {len(labels) % max(1, batch)} of {len(labels)} samples",
-                "use a size that divides them: one sample has no batch statistics",
+                "use a size that leaves none: a batch of one has no batch statistics",
             )
         self.inputs, self.labels, self.batch = inputs, labels, batch
         self.prepare = prepare or (lambda images: images)
         self.criterion = criterion or _summed_cross_entropy
 
     def __call__(self, model: nn.Module) -> Tensor:
-        """The mean, in fp64, still on the device."""
+        """Return the mean in fp64, as a tensor on the device."""
         total = torch.zeros((), dtype=torch.float64, device=self.labels.device)
         for images, labels in zip(
             self.inputs.split(self.batch), self.labels.split(self.batch), strict=True
@@ -164,23 +157,24 @@ def _summed_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 class Scan:
-    """Losses measured so far; with a file, they outlast the process.
+    """The losses measured so far, kept in a file if there is one.
 
     Args:
-        path: written when it is due and when the scan ends, however it does; never half.
-        recipe: what must be the same for the losses to belong together.
+        path: written at intervals and on exit, also after an error.
+        settings: radius, seed, number of weights and loss at the origin; a file with others is
+            refused.
 
     """
 
-    def __init__(self, path: Path | None, recipe: dict[str, Any]) -> None:
+    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
         self.losses: list[float] = []
-        self._path, self._recipe = path, recipe
+        self._path, self._settings = path, settings
         self._written = time.monotonic()
         if path is not None and path.exists():
             self.losses = self._read(path)
 
     def add(self, loss: float) -> None:
-        """Keep one more."""
+        """Append a loss, and write the file if it is time."""
         self.losses.append(loss)
         if time.monotonic() - self._written > SAVE_SECONDS:
             self._write()
@@ -189,37 +183,30 @@ class Scan:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write what there is."""
+        """Write the file."""
         self._write()
 
     def _read(self, path: Path) -> list[float]:
+        """Return the losses in a file, after a check that it is of this scan."""
         try:
             saved = json.loads(path.read_text())
             losses = [float(loss) for loss in saved.pop("losses")]
-            near = abs(saved["origin"] - self._recipe["origin"]) <= 1e-6 * abs(saved["origin"])
+            before, now = saved["origin"], self._settings["origin"]
+            same_origin = before == now or abs(before - now) <= 1e-6 * abs(before)
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise InputError("resume", f"{path} holds no scan", "name another file") from None
-        different = [k for k in self._recipe if k != "origin" and saved.get(k) != self._recipe[k]]
-        if different or not (near or saved["origin"] == self._recipe["origin"]):
-            fields = ", ".join(different or ["origin"])
+            raise InputError("resume", f"{path} is not a scan", "name another file") from None
+        different = [k for k, v in self._settings.items() if k != "origin" and saved.get(k) != v]
+        different += [] if same_origin else ["origin"]
+        if different:
+            fields = ", ".join(different)
             raise InputError(
-                "resume", f"{path} is of another scan ({fields} differ)", "name another file"
+                "resume", f"{path} is of another scan (different {fields})", "name another file"
             )
         return losses
 
     def _write(self) -> None:
         if self._path is None:
             return
-        partial = self._path.with_name(self._path.name + ".partial")
-        with partial.open("w") as file:
-            json.dump({**self._recipe, "losses": self.losses}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
+        with atomic_file(self._path) as file:
+            file.write(json.dumps({**self._settings, "losses": self.losses}).encode())
         self._written = time.monotonic()
-
-
-def key(seed: int, purpose: str, index: int = 0) -> int:
-    """A 63-bit number for one draw; no two purposes share one."""
-    digest = blake2b(f"{seed}/{purpose}/{index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1

@@ -1,4 +1,4 @@
-"""Drop the rate when the weights have walked as far as a reference had, not by the clock."""
+"""A scheduler that drops the learning rate when the weights have moved a given distance."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,17 +15,18 @@ from ghostbatch.optim import Rates, Regime, RegimeScheduler
 
 
 class DistanceScheduler(RegimeScheduler):
-    """A `RegimeScheduler` whose drops come when a distance is reached; step it after each update.
+    """A `RegimeScheduler` that drops the rate at given distances; step it after each update.
 
-    The regime says what the rates are, ``reached`` when they come; its epochs count for warm-up
-    only. A distance is measured after every update until the last drop.
+    The regime gives the rates, ``reached`` the distances at which they begin; the epochs of its
+    drops are not used. The distance is measured after every update until the last drop.
 
     Args:
         optimizer: as for `RegimeScheduler`.
         regime: as for `RegimeScheduler`.
-        distance: measures how far the weights are; with FSDP2, step on all ranks.
-        reached: for each drop of the regime, the distance at which it comes; infinity never does.
-        longest: for each drop, after how many updates since the one before it comes at the latest.
+        distance: returns the distance of the weights; with FSDP2, step on all ranks.
+        reached: for each drop of the regime, the distance at which it happens; infinity for never.
+        longest: for each drop, the number of updates since the one before it, or since the start,
+            after which it happens anyway.
         samples_per_epoch: size of the training set.
         batch: samples per update, over all ranks.
         last_epoch: PyTorch's name for the last update done; -1 starts a run.
@@ -37,7 +38,7 @@ class DistanceScheduler(RegimeScheduler):
     ...     optimizer, Regime(lr=0.1, epochs=9, drops=((5, 0.01),)), reached=[0.25],
     ...     distance=WeightDistance(layer), samples_per_epoch=10, batch=10)
     >>> rates = []
-    >>> for _ in range(5):  # a constant gradient of 1: the weight walks by the rate
+    >>> for _ in range(5):  # a constant gradient of 1: the weight moves by the rate
     ...     layer.weight.grad = torch.ones(1, 1)
     ...     optimizer.step()
     ...     scheduler.step()
@@ -60,7 +61,7 @@ class DistanceScheduler(RegimeScheduler):
         last_epoch: int = -1,
     ) -> None:
         self.dropped: list[int] = []
-        """Updates that had been done when the rate dropped."""
+        """Number of updates done at each drop so far."""
         self._distance = distance
         self.follow(regime, reached, longest)
         super().__init__(
@@ -74,7 +75,7 @@ class DistanceScheduler(RegimeScheduler):
     def follow(
         self, regime: Regime, reached: Sequence[float], longest: Sequence[int] | None = None
     ) -> None:
-        """Drop at these distances from now on."""
+        """Drop at the distances ``reached`` from now on."""
         for field, values in (("reached", reached), ("longest", longest)):
             if values is not None and len(values) != len(regime.drops):
                 raise InputError(
@@ -88,33 +89,32 @@ class DistanceScheduler(RegimeScheduler):
         self.longest = None if longest is None else [int(n) for n in longest]
 
     def step(self, epoch: int | None = None) -> None:
-        """Look how far the weights are, and set the rates of the coming update."""
-        while self.last_epoch >= 0 and self._arrived():
+        """Drop the rate if the distance is reached, and set the rates of the next update."""
+        while self.last_epoch >= 0 and self._drop_is_due():
             self.dropped.append(self.last_epoch + 1)
         super().step(epoch)
 
     def rates(self, update: int) -> Rates:
-        """The rates of one update that was done, or of the coming one."""
+        """Return the rates of a past update, or of the next one."""
         drops = sum(1 for drop in self.dropped if drop <= update)
         return self.regime.in_phase(drops, update, self.samples_per_epoch, self.batch)
 
-    def _arrived(self) -> bool:
+    def _drop_is_due(self) -> bool:
+        """Return whether the next drop's distance, or its longest wait, is reached."""
         phase = len(self.dropped)
         if phase == len(self.reached):
             return False
-        began = self.dropped[-1] if self.dropped else 0
-        if self.longest is not None and self.last_epoch + 1 - began >= self.longest[phase]:
+        start = self.dropped[-1] if self.dropped else 0
+        if self.longest is not None and self.last_epoch + 1 - start >= self.longest[phase]:
             return True
         if self.reached[phase] == inf:
             return False
-        now = self._distance
-        return (
-            float(now.distance() if isinstance(now, WeightDistance) else now())
-            >= (self.reached[phase])
-        )
+        measure = self._distance
+        distance = measure.distance() if isinstance(measure, WeightDistance) else measure()
+        return float(distance) >= self.reached[phase]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers; what is followed is among them: a resumed run needs no reference."""
+        """Return plain numbers, with the distances to reach, so resuming needs no reference run."""
         return {
             **super().state_dict(),
             "dropped": list(self.dropped),
@@ -130,10 +130,10 @@ class DistanceScheduler(RegimeScheduler):
 
 
 def distances_at(metrics: str | Path, updates: Sequence[int]) -> tuple[float, ...]:
-    """The distances that a run had walked after so many updates, from its ``metrics.jsonl``.
+    """Return the weight distances of a run after ``updates``, from its ``metrics.jsonl``.
 
-    Between two records the distance is taken to be linear in log time; `ghostbatch.train` writes a
-    record at every drop of the rate, and there nothing is guessed.
+    Between two records the distance is interpolated linearly in log time. `ghostbatch.train` writes
+    a record at every drop of the rate, so distances at drops are exact.
     """
     known: dict[int, float] = {}
     try:
@@ -149,7 +149,7 @@ def distances_at(metrics: str | Path, updates: Sequence[int]) -> tuple[float, ..
     for update in updates:
         if not times or not times[0] <= update <= times[-1]:
             raise InputError(
-                "reference", f"{metrics} does not reach update {update}", "let that run end first"
+                "reference", f"{metrics} does not reach update {update}", "finish that run first"
             )
     found = np.interp(np.log(updates), np.log(times), [known[t] for t in times])
     return tuple(float(d) for d in found)

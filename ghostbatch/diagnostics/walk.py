@@ -1,9 +1,9 @@
-"""The paper's theory, simulated: a walker on a rough line against one on a flat line.
+"""Random walks on a Brownian and on a flat potential: the paper's theory of diffusion, simulated.
 
-On a flat line a walker is at a distance of sqrt(t) after t steps. On a Brownian potential, whose
-differences grow as E (V(x) - V(y))^2 = |x - y| (alpha = 1), it must climb ever higher barriers,
-each in a time that is exponential in its height, and gets only (log t)^(2/alpha) = (log t)^2 far
-(Sinai, 1982).
+On a flat potential the root-mean-square distance after t steps is sqrt(t). On a Brownian potential,
+whose differences grow as E (V(x) - V(y))^2 = |x - y| (alpha = 1), a walker meets ever higher
+barriers. Crossing one takes a time exponential in its height, so the distance grows only as
+(log t)^(2/alpha) = (log t)^2 (Sinai, 1982).
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from ghostbatch.errors import InputError
 Potential = Literal["brownian", "flat"]
 
 BLOCK = 256
-"""Steps whose draws are made at once."""
+"""Number of steps whose random numbers are drawn at once."""
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Distances of many walkers from where they began."""
+    """Distances of many walkers from their starting points."""
 
     times: tuple[int, ...]
-    """Steps done."""
+    """Numbers of steps."""
     distances: tuple[float, ...]
     """Root-mean-square over the walkers."""
     stderrs: tuple[float, ...]
@@ -43,19 +43,19 @@ def random_walk(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Walk:
-    """Walk many walkers, each on a line of its own, all of them in one tensor.
+    """Simulate many walkers at once, each on its own potential.
 
-    Where it stands at x, a walker goes to x + 1 with probability 1 / (1 + exp(V(x+1) - V(x-1))) and
-    to x - 1 otherwise. In the long run it crosses between x and x + 1 with a frequency that goes as
+    At x a walker goes to x + 1 with probability 1 / (1 + exp(V(x+1) - V(x-1))) and to x - 1
+    otherwise. In the long run it crosses between x and x + 1 with a frequency proportional to
     exp(-V(x) - V(x+1)).
 
     Args:
         potential: "brownian", a sum of independent normal steps, or "flat".
-        walkers: with as many potentials.
-        steps: of every walker; distances are kept at times evenly spaced in log time.
+        walkers: number of walkers.
+        steps: steps per walker; distances are recorded at times evenly spaced in log time.
         roughness: standard deviation of the potential's steps.
-        seed: of potentials and walks.
-        device: where they walk; another device draws other walks.
+        seed: seeds potentials and walks.
+        device: where to simulate; another kind of device draws other walks.
 
     >>> flat = random_walk("flat", walkers=400, steps=100)
     >>> 8 < flat.distances[-1] < 12
@@ -67,18 +67,18 @@ def random_walk(
     reach = steps if potential == "flat" else min(steps, _reach(steps, roughness))
     right = None
     if potential == "brownian":
-        right = chances(_potentials(walkers, reach, roughness, draw))
-    places = torch.zeros(walkers, dtype=torch.long, device=draw.device)
-    kept: list[Tensor] = []
+        right = right_probabilities(_potentials(walkers, reach, roughness, draw))
+    positions = torch.zeros(walkers, dtype=torch.long, device=draw.device)
+    recorded: list[Tensor] = []
     times = log_spaced(steps)
     for first in range(0, steps, BLOCK):
         draws = torch.rand(min(BLOCK, steps - first), walkers, generator=draw, device=draw.device)
         for offset, u in enumerate(draws):
-            chance = 0.5 if right is None else right.gather(1, places[:, None] + reach)[:, 0]
-            places = places + torch.where(u < chance, 1, -1)
-            if first + offset + 1 == times[len(kept)]:
-                kept.append(places)
-    return _sum_up(times, torch.stack(kept).double() ** 2)
+            p = 0.5 if right is None else right.gather(1, positions[:, None] + reach)[:, 0]
+            positions = positions + torch.where(u < p, 1, -1)
+            if first + offset + 1 == times[len(recorded)]:
+                recorded.append(positions)
+    return _root_mean_squares(times, torch.stack(recorded).double() ** 2)
 
 
 def exact_walk(
@@ -90,26 +90,27 @@ def exact_walk(
     reach: int = 100,
     seed: int = 0,
 ) -> Walk:
-    """The mean over all walks on each of some lines, at the times 1, 2, 4, ..., 2^doublings.
+    """Compute exact mean-square distances on each of ``lines`` potentials, at t = 1, 2, 4, ...
 
-    It squares the matrix of transition probabilities again and again: times are reached that no
-    walker reaches, and there is no noise but that of the lines. Walkers turn back at ``reach``.
+    The matrix of transition probabilities is squared ``doublings`` times, so times can be longer
+    than in a simulation, and only the choice of potentials is random. Walkers turn back at
+    ``reach``.
     """
     _check(potential, lines, 2, roughness)
     draw = torch.Generator().manual_seed(seed)
     heights = _potentials(lines, reach, roughness, draw).double()
-    right = chances(heights if potential == "brownian" else torch.zeros_like(heights))
+    right = right_probabilities(heights if potential == "brownian" else torch.zeros_like(heights))
     matrix = torch.diag_embed(right[:, :-1], 1) + torch.diag_embed(1 - right[:, 1:], -1)
     squares = torch.arange(-reach, reach + 1, dtype=torch.float64) ** 2
     means = []
     for doubling in range(doublings + 1):
         matrix = matrix if doubling == 0 else matrix @ matrix
         means.append(matrix[:, reach] @ squares)
-    return _sum_up([2**k for k in range(doublings + 1)], torch.stack(means))
+    return _root_mean_squares([2**k for k in range(doublings + 1)], torch.stack(means))
 
 
-def chances(heights: Tensor) -> Tensor:
-    """Probabilities (lines, places) of a step to the right; at the ends there is no choice."""
+def right_probabilities(heights: Tensor) -> Tensor:
+    """Return probabilities (lines, positions) of a step to the right; walkers turn at the ends."""
     right = torch.empty_like(heights)
     right[:, 1:-1] = torch.sigmoid(heights[:, :-2] - heights[:, 2:])
     right[:, 0], right[:, -1] = 1.0, 0.0
@@ -117,18 +118,18 @@ def chances(heights: Tensor) -> Tensor:
 
 
 def _potentials(lines: int, reach: int, roughness: float, draw: torch.Generator) -> Tensor:
-    """Brownian heights (lines, 2 reach + 1); their origin does not matter."""
+    """Return Brownian potentials, (lines, 2 reach + 1), up to a constant."""
     size = (lines, 2 * reach + 1)
     return roughness * torch.randn(size, generator=draw, device=draw.device).cumsum(1)
 
 
 def _reach(steps: int, roughness: float) -> int:
-    """Places either way that a walker will hardly leave: ten times Sinai's (ln t / roughness)^2."""
+    """Return a distance that walkers hardly exceed: ten times Sinai's (ln t / roughness)^2."""
     return 20 + ceil(10 * (log(steps) / roughness) ** 2)
 
 
-def _sum_up(times: Sequence[int], squares: Tensor) -> Walk:
-    """Root-mean-squares over the last dimension, and their errors."""
+def _root_mean_squares(times: Sequence[int], squares: Tensor) -> Walk:
+    """Return root-mean-square distances and their errors, from squares (times, walkers)."""
     mean, count = squares.mean(1), squares.shape[1]
     root = mean.sqrt()
     error = squares.std(1) / count**0.5 / (2 * root.clamp(min=1e-300))
@@ -143,4 +144,4 @@ def _check(potential: str, walkers: int, steps: int, roughness: float) -> None:
         if number < 2:
             raise InputError(field, f"{number} is below 2", "use 1000")
     if not roughness > 0:
-        raise InputError("roughness", f"{roughness} is not above 0", "use 1, or a flat potential")
+        raise InputError("roughness", f"{roughness} is not above 0", "use 1, or the flat potential")

@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ghostbatch.nn import norm
 from ghostbatch.ops import Running
-from ghostbatch.ops.ghost_norm import check_options
-from ghostbatch.ops.ranks import name_of
+from ghostbatch.ops.functional import check_options
+from ghostbatch.ops.running.groups import name_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

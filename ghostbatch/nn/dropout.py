@@ -63,16 +63,19 @@ KEYED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def key_dropout(model: nn.Module, position: BatchPosition) -> None:
-    """Have every dropout layer of ``model`` take its masks from ``position``.
+def key_dropout(model: nn.Module, position: BatchPosition) -> int:
+    """Have every dropout layer of ``model`` take its masks from ``position``; return their number.
 
     Only layers are found; a network that calls the function draws as PyTorch does.
     """
+    keyed = 0
     for number, layer in enumerate(model.modules()):
         if type(layer) in KEYED:
+            keyed += 1
             layer.__class__ = KEYED[type(layer)]
             layer.position = position  # type: ignore[assignment]
             layer.layer = number  # type: ignore[assignment]
+    return keyed
 
 
 def _dropped(layer: nn.Module, x: Tensor, features: tuple[int, ...]) -> Tensor:

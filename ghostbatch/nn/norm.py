@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ghostbatch.ops import Running, ghost_batch_norm
-from ghostbatch.ops.ghost_norm import check_options
-from ghostbatch.ops.ranks import Group, name_of
+from ghostbatch.ops.functional import check_options
 from ghostbatch.ops.reference import Activation
-from ghostbatch.ops.running import settle
+from ghostbatch.ops.running.exchange import exchange_pending
+from ghostbatch.ops.running.groups import Group, name_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -153,4 +153,4 @@ def sync_statistics(model: nn.Module) -> None:
     mine = {
         id(layer.running_mean) for layer in model.modules() if isinstance(layer, GhostBatchNorm)
     }
-    settle(lambda buffers: id(buffers.mean) in mine)
+    exchange_pending(lambda running: id(running.mean) in mine)

@@ -1,8 +1,8 @@
 """Ghost batch normalisation as a function, and the slow twin that defines it."""
 
-from ghostbatch.ops.ghost_norm import ghost_batch_norm
-from ghostbatch.ops.ranks import LOCAL
+from ghostbatch.ops.functional import ghost_batch_norm
 from ghostbatch.ops.reference import Activation, Running, ghost_batch_norm_reference, ghost_sizes
+from ghostbatch.ops.running.groups import LOCAL
 
 __all__ = [
     "LOCAL",

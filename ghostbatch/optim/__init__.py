@@ -1,12 +1,20 @@
-"""Regimes, their scheduler, and the rules that follow the batch size."""
+"""Regimes, their scheduler, optimizers as data, and the rules that follow the batch size."""
 
+from ghostbatch.optim.optimizers import (
+    SGD,
+    OptimizerSpec,
+    spec_from_dict,
+    spec_to_dict,
+)
 from ghostbatch.optim.regime import Drop, Epochs, Rates, Regime, exact, update_at
 from ghostbatch.optim.scaling import Rule, lr_scale, noise_weights
 from ghostbatch.optim.scheduler import RegimeScheduler
 
 __all__ = [
+    "SGD",
     "Drop",
     "Epochs",
+    "OptimizerSpec",
     "Rates",
     "Regime",
     "RegimeScheduler",
@@ -14,5 +22,7 @@ __all__ = [
     "exact",
     "lr_scale",
     "noise_weights",
+    "spec_from_dict",
+    "spec_to_dict",
     "update_at",
 ]

@@ -1,7 +1,7 @@
 """A training regime: how the learning rate and weight decay change over the epochs.
 
-Time is counted in epochs because regimes are; the exact update at which something happens is
-`update_at`, in rational arithmetic, so that it never depends on how a float rounds.
+Times are in epochs. `update_at` converts an epoch to an update in rational arithmetic, so that the
+result never depends on how a float rounds.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Drop = tuple[Epochs, float] | tuple[Epochs, float, float]
 
 
 class Rates(NamedTuple):
-    """What the optimizer uses at one moment."""
+    """Learning rate and weight decay of one update."""
 
     lr: float
     weight_decay: float
@@ -38,13 +38,13 @@ class Regime:
     """Learning rate at the start."""
 
     epochs: Epochs
-    """Length of the run; a fraction of an epoch is allowed."""
+    """Length of the run; may be a fraction."""
 
     drops: tuple[Drop, ...] = ()
     """Pairs (epoch, lr) or triples (epoch, lr, weight decay), in order of time."""
 
     momentum: float = 0.9
-    """Momentum of SGD, the same throughout."""
+    """Momentum of SGD, constant."""
 
     weight_decay: float = 1e-4
     """Weight decay at the start, on every parameter."""
@@ -74,10 +74,10 @@ class Regime:
         before: Epochs = 0
         remedy = "give (epoch, lr) or (epoch, lr, weight decay)"
         if not isinstance(self.drops, Sequence):
-            raise InputError("regime.drops", f"{self.drops!r} is no sequence", remedy)
+            raise InputError("regime.drops", f"{self.drops!r} is not a sequence", remedy)
         for drop in self.drops:
             if not isinstance(drop, Sequence) or len(drop) not in (2, 3):
-                raise InputError("regime.drops", f"{drop!r} is no drop", remedy)
+                raise InputError("regime.drops", f"{drop!r} is not a drop", remedy)
             epoch, *rates = drop
             for rate in (epoch, *rates):
                 _check_rate("regime.drops", rate)
@@ -94,14 +94,14 @@ class Regime:
             before = epoch
 
     def scaled(self, factor: float) -> "Regime":
-        """The regime with every learning rate times ``factor``; weight decay stays."""
+        """Return the regime with every learning rate times ``factor``; weight decay stays."""
         drops = tuple((d[0], d[1] * factor, *d[2:]) for d in self.drops)
         return replace(self, lr=self.lr * factor, drops=drops)
 
     def stretched(self, factor: Epochs) -> "Regime":
-        """The regime with every time (drops, warm-up and length) times ``factor``."""
+        """Return the regime with every time (drops, warm-up and length) times ``factor``."""
         if not (isfinite(factor) and factor > 0):
-            raise InputError("factor", f"{factor} stretches nothing", "use a number above 0")
+            raise InputError("factor", f"{factor} is not above 0", "use a number above 0")
 
         def stretch(time: Epochs) -> Epochs:
             return _simplest(exact(time) * exact(factor))
@@ -110,35 +110,38 @@ class Regime:
         return replace(self, epochs=stretch(self.epochs), drops=drops, warmup=stretch(self.warmup))
 
     def at(self, epoch: Epochs) -> Rates:
-        """The rates in force at ``epoch``, a drop's own epoch included."""
-        rates = self._phase(sum(1 for drop in self.drops if exact(drop[0]) <= exact(epoch)))
-        return rates._replace(lr=rates.lr * self._warmth(exact(epoch)))
+        """Return the rates at ``epoch``; a drop takes effect at its own epoch."""
+        rates = self.phase(sum(1 for drop in self.drops if exact(drop[0]) <= exact(epoch)))
+        return rates._replace(lr=rates.lr * self._warmup_factor(exact(epoch)))
 
     def at_update(self, update: int, samples: int, batch: int) -> Rates:
-        """The rates of the 0-based ``update``, with drops at the exact updates of `update_at`."""
+        """Return the rates of the 0-based ``update``, with drops at the updates of `update_at`."""
         drops = sum(1 for drop in self.drops if update_at(drop[0], samples, batch) <= update)
         return self.in_phase(drops, update, samples, batch)
 
     def in_phase(self, drops: int, update: int, samples: int, batch: int) -> Rates:
-        """The rates of the 0-based ``update`` after so many drops, whenever those were."""
-        rates = self._phase(drops)
+        """Return the rates of the 0-based ``update`` after ``drops`` drops, whenever those were."""
+        rates = self.phase(drops)
         if update >= update_at(self.warmup, samples, batch):
             return rates
-        return rates._replace(lr=rates.lr * self._warmth(Fraction(update * batch, samples)))
+        return rates._replace(lr=rates.lr * self._warmup_factor(Fraction(update * batch, samples)))
 
-    def _phase(self, drops: int) -> Rates:
-        """The rates after so many drops; a drop without weight decay keeps the one before."""
+    def phase(self, drops: int) -> Rates:
+        """Return the rates after ``drops`` drops, without warm-up.
+
+        A drop that gives no weight decay keeps the one before.
+        """
         rates = Rates(self.lr, self.weight_decay)
         for _, *new in self.drops[:drops]:
             rates = Rates(new[0], new[1] if len(new) > 1 else rates.weight_decay)
         return rates
 
-    def _warmth(self, epoch: Fraction) -> float:
+    def _warmup_factor(self, epoch: Fraction) -> float:
         return 1.0 if epoch >= exact(self.warmup) else float(epoch / exact(self.warmup))
 
 
 def update_at(epoch: Epochs, samples: int, batch: int) -> int:
-    """The 0-based update at which ``epoch`` begins: round(e N / B), half up, exactly.
+    """Return the 0-based update at which ``epoch`` begins: round(e N / B), half up, exactly.
 
     >>> update_at(81, samples=50_000, batch=128), update_at(0.7, samples=10, batch=2)
     (31641, 4)
@@ -147,12 +150,12 @@ def update_at(epoch: Epochs, samples: int, batch: int) -> int:
 
 
 def exact(number: Epochs) -> Fraction:
-    """The number a person wrote: 0.7 is seven tenths, not the nearest binary fraction."""
+    """Return the number as it is written: 0.7 is 7/10, not the nearest binary fraction."""
     return Fraction(str(number)) if isinstance(number, float) else Fraction(number)
 
 
 def _simplest(number: Fraction) -> Epochs:
-    """The same number as an int or a float where that loses nothing."""
+    """Return the number as an int or a float if that is exact, else as it is."""
     if number.denominator == 1:
         return number.numerator
     return float(number) if exact(float(number)) == number else number

@@ -1,4 +1,4 @@
-"""How the learning rate, or noise in its place, follows the batch size."""
+"""How the learning rate, or gradient noise instead of it, follows the batch size."""
 
 from math import sqrt
 from typing import Literal, get_args
@@ -12,10 +12,10 @@ Rule = Literal["none", "sqrt", "linear"]
 
 
 def lr_scale(batch: int, base_batch: int, rule: Rule = "sqrt") -> float:
-    """The factor on every rate when the batch grows from ``base_batch`` to ``batch``.
+    """Return the factor on every learning rate when the batch grows from ``base_batch``.
 
-    The covariance of a weight increment is about (lr^2 / batch) times that of one sample's
-    gradient, so lr ~ sqrt(batch) keeps it.
+    The covariance of a weight increment is about (lr^2 / batch) times the covariance of one
+    sample's gradient, so lr ~ sqrt(batch) keeps it constant.
 
     >>> lr_scale(4096, 128), lr_scale(4096, 128, "linear"), lr_scale(4096, 128, "none")
     (5.656854249492381, 32.0, 1.0)
@@ -31,16 +31,17 @@ def lr_scale(batch: int, base_batch: int, rule: Rule = "sqrt") -> float:
 
 
 def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generator) -> Tensor:
-    """Loss weights z ~ N(1, s2) for ``n`` samples, s2 = batch / base_batch - 1.
+    """Return loss weights z ~ N(1, s2) for ``n`` samples, s2 = batch / base_batch - 1.
 
-    Weighted by them, the mean gradient of a large batch has the mean and the covariance that the
-    small batch's had, at an unchanged learning rate. They live on the generator's device.
+    The mean of the weighted gradients over a large batch then has the mean and the covariance that
+    the small batch's mean gradient had, at an unchanged learning rate. The weights are on the
+    generator's device.
     """
     _check_sizes(batch, base_batch)
     if batch < base_batch:
         raise InputError(
             "batch",
-            f"{batch} is below base_batch {base_batch}, and noise cannot be taken away",
+            f"{batch} is below base_batch {base_batch}, so noise would have to be removed",
             "raise batch or turn noise off",
         )
     deviation = sqrt(batch / base_batch - 1)

@@ -1,25 +1,26 @@
 """A Regime as an ordinary PyTorch scheduler, stepped once per update."""
 
+from bisect import bisect_right
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ghostbatch.errors import InputError
-from ghostbatch.optim.regime import Rates, Regime
+from ghostbatch.optim.regime import Rates, Regime, update_at
 
 
 class RegimeScheduler(LRScheduler):
     """Sets learning rate and weight decay by a `Regime`; call ``step()`` after each update.
 
-    The regime's rate goes to the groups that have the optimizer's own rate (to the first group if
-    none has); the others keep their ratio to it. Groups without weight decay stay without.
+    Groups with the optimizer's default rate (or else the first group) get the regime's rate; other
+    groups keep their ratio to it. Groups without weight decay stay without.
 
     Args:
         optimizer: any optimizer with "lr" and, if it decays weights, "weight_decay" groups.
-        regime: scale it first where the batch asks for it: ``regime.scaled(lr_scale(...))``.
+        regime: already scaled for the batch: ``regime.scaled(lr_scale(batch, base_batch))``.
         samples_per_epoch: size of the training set.
-        batch: samples per update, over all ranks; the base batch if updates are held.
+        batch: samples per update, over all ranks; to keep the updates of the base batch, pass that.
         last_epoch: PyTorch's name for the last update done; -1 starts a run.
 
     """
@@ -39,18 +40,23 @@ class RegimeScheduler(LRScheduler):
         self.regime = regime
         self.samples_per_epoch = samples_per_epoch
         self.batch = batch
+        self._warmup_end = update_at(regime.warmup, samples_per_epoch, batch)
+        self._drops = [update_at(drop[0], samples_per_epoch, batch) for drop in regime.drops]
+        self._phases = [regime.phase(drops) for drops in range(len(regime.drops) + 1)]
         super().__init__(optimizer, last_epoch)
 
     def rates(self, update: int) -> Rates:
-        """The regime's rates of the 0-based ``update``."""
-        return self.regime.at_update(update, self.samples_per_epoch, self.batch)
+        """Return the regime's rates of the 0-based ``update``."""
+        if update < self._warmup_end:
+            return self.regime.at_update(update, self.samples_per_epoch, self.batch)
+        return self._phases[bisect_right(self._drops, update)]
 
     def get_lr(self) -> list[Any]:
-        """The rates of all groups for the coming update; sets their weight decay too."""
+        """Return the learning rates of all groups for the next update; set their weight decay."""
         rates = self.rates(self.last_epoch)
         groups = self.optimizer.param_groups
         for group in groups:
-            # Kept in the group, as PyTorch keeps initial_lr: a regime may pass through 0.
+            # In the group, like PyTorch's initial_lr: the regime's weight decay may become 0.
             if group.setdefault("initial_weight_decay", group.get("weight_decay", 0)):
                 group["weight_decay"] = rates.weight_decay
         initial = [group.setdefault("initial_lr", group["lr"]) for group in groups]
@@ -61,7 +67,7 @@ class RegimeScheduler(LRScheduler):
         return [rates.lr * (base / reference) for base in initial]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers only, so that a checkpoint loads with ``weights_only=True``."""
+        """Return plain numbers only, so that a checkpoint loads with ``weights_only=True``."""
         names = ("initial_lr", "initial_weight_decay")
         return {
             "last_epoch": self.last_epoch,
@@ -69,7 +75,7 @@ class RegimeScheduler(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken, and set the optimizer's rates accordingly."""
+        """Continue where ``state_dict`` was taken; set the optimizer's rates accordingly."""
         for group, initial in zip(self.optimizer.param_groups, state_dict["groups"], strict=True):
             group.update(initial)
         self.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]

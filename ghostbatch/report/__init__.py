@@ -1,5 +1,1 @@
-"""Run folders in; tables, figures and one HTML page out."""
-
-from ghostbatch.report.page import write_report
-
-__all__ = ["write_report"]
+"""Reads run folders; writes tables, figures and one HTML page."""

@@ -1,9 +1,9 @@
-"""The figures of a study: error against updates and epochs, and how far the weights walk."""
+"""The figures of a study's runs: error against updates and epochs, and weight distance."""
 
 import io
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ghostbatch.diagnostics import DiffusionFit, fit_diffusion
+from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
-from ghostbatch.report.runs import Group
+from ghostbatch.report.runs import Group, Results
 from ghostbatch.train import Record
 
 INK = "#010203"
-"""Text and axes; on the page this colour becomes that of the text around the figure."""
+"""Colour of text and axes; on the page it becomes the colour of the page's text."""
 
 COLOURS = {"SB": "#888e99", "LB": "#d1495b", "+LR": "#dd8a00", "+GBN": "#3b8fd4", "+RA": "#2a9d6f"}
-FLOOR = 0.5
-"""Percent of error below which the training curves are cut off; the others are the point."""
-
 OTHERS = ("#8d6cc4", "#b0722e", "#5f9ea0", "#c2577f")
+
+FLOOR = 0.5
+"""Lower end of the error axis, in percent: training errors below it would hide the others."""
 
 STYLE: Any = {
     "figure.figsize": (4.8, 3.6),
@@ -44,48 +45,65 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A finished figure and the sentence that goes with it."""
+    """A finished figure and its caption."""
 
-    name: str
     title: str
     caption: str
     svg: str
 
     def on_page(self) -> str:
-        """The drawing for a page, light or dark: its ink is the colour of the page's text."""
+        """Return the drawing for a page, with lines and text in the page's text colour."""
         drawing = self.svg[self.svg.index("<svg") :].replace(INK, "currentColor")
         return re.sub(r' id="[a-z0-9_.]+_\d+"', "", drawing)  # would clash with other figures'
 
 
-def draw_figures(groups: list[Group], folder: Path) -> list[Plot]:
-    """Draw all figures, as SVG and PNG files in ``folder``; return them for the page."""
+@dataclass(frozen=True)
+class Sketch:
+    """A drawn figure that is not written yet."""
+
+    figure: Figure
+    title: str
+    caption: str
+
+    def write(self, folder: Path, name: str, prefix: str = "") -> Plot:
+        """Write SVG and PNG files; return the figure for the page, its caption with a prefix."""
+        drawing = io.StringIO()
+        self.figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
+        svg = drawing.getvalue()
+        with atomic_file(folder / f"{name}.svg") as file:
+            file.write(svg.encode())
+        with atomic_file(folder / f"{name}.png") as file:
+            self.figure.savefig(file, format="png", dpi=200, facecolor="white")
+        return Plot(self.title, prefix + self.caption, svg)
+
+
+def draw_figures(results: Results, folder: Path) -> list[Plot]:
+    """Draw the figures that each row declares, as SVG and PNG files; return them for the page."""
     folder.mkdir(parents=True, exist_ok=True)
     plots = []
-    rows = list(dict.fromkeys(group.row for group in groups if group.runs))
-    for row in rows:
-        shown = [group for group in groups if group.row == row and group.runs]
-        prefix = f"{row.replace(' ', '-')}-" if len(rows) > 1 else ""
-        kinds = [_error_by_update, _error_by_epoch, _distance]
-        if row == "longer":
-            kinds.append(_longer)
-        for draw in kinds:
+    finished = [group for group in results.groups if group.runs]
+    several = len({group.row for group in finished}) > 1
+    for row, entry in results.manifest.rows.items():
+        groups = [group for group in finished if group.row == row]
+        for kind in entry.figures if groups else ():
+            if kind not in KINDS:
+                remedy = f"choose from {', '.join(KINDS)}"
+                raise InputError("figures", f"{kind!r} of row {row} is unknown", remedy)
             with mpl.rc_context(STYLE):
-                plot = draw(shown, folder, prefix)
-            plots.append(replace(plot, caption=f"{row}: {plot.caption}") if prefix else plot)
+                name = f"{row.replace(' ', '-')}-{kind}" if several else kind
+                plots.append(KINDS[kind](groups).write(folder, name, f"{row}: " * several))
     return plots
 
 
-def _error_by_update(groups: list[Group], folder: Path, prefix: str) -> Plot:
-    return _errors(groups, folder, f"{prefix}error-by-update", "update", lambda r: r.update)
+def _error_by_update(groups: list[Group]) -> Sketch:
+    return _errors(groups, "update", lambda r: r.update)
 
 
-def _error_by_epoch(groups: list[Group], folder: Path, prefix: str) -> Plot:
-    return _errors(groups, folder, f"{prefix}error-by-epoch", "epoch", lambda r: r.epoch)
+def _error_by_epoch(groups: list[Group]) -> Sketch:
+    return _errors(groups, "epoch", lambda r: r.epoch)
 
 
-def _errors(
-    groups: list[Group], folder: Path, name: str, unit: str, time: Callable[[Record], float]
-) -> Plot:
+def _errors(groups: list[Group], unit: str, time: Callable[[Record], float]) -> Sketch:
     figure, axes = new_axes(unit, "error %")
     for group, colour in _coloured(groups):
         for split, line in (("train", ":"), ("validation", "-")):
@@ -100,13 +118,13 @@ def _errors(
     axes.yaxis.set_minor_formatter("")
     axes.legend(loc="lower left")
     caption = (
-        f"Error against {unit}: validation (solid, mean over seeds, band of one standard deviation)"
-        " and training batches (dotted)."
+        f"Error against {unit}s. Solid lines are the validation error: the mean over seeds, with a "
+        "band of one standard deviation. Dotted lines are the error on the training batches."
     )
-    return finish(figure, folder, name, f"Error against {unit}s", caption)
+    return Sketch(figure, f"Error against {unit}s", caption)
 
 
-def _distance(groups: list[Group], folder: Path, prefix: str) -> Plot:
+def _distance(groups: list[Group]) -> Sketch:
     figure, axes = new_axes("update", "distance from the initial weights")
     slopes = []
     for group, colour in _coloured(groups):
@@ -114,26 +132,33 @@ def _distance(groups: list[Group], folder: Path, prefix: str) -> Plot:
         axes.plot(t, distance.mean(0), "o", color=colour, ms=2.5, label=group.column)
         _band(axes, t, distance, colour)
         if (fit := fit_first_phase(group)) is not None:
-            drop = _first_phase_end(group)
-            line = np.geomspace(1, drop, 50)
+            line = np.geomspace(1, _first_phase_end(group), 50)
             axes.plot(line, fit.intercept + fit.slope * np.log(line), color=colour, lw=1)
             low, high = fit.slope_interval
             slopes.append(
-                f"{group.column} {fit.slope:.2f} in [{low:.2f}, {high:.2f}] ({fit.better} t fits "
-                f"better, by {fit.aic_margin:.0f} of AIC)"
+                f"{group.column}: b = {fit.slope:.2f} in [{low:.2f}, {high:.2f}], {verdict(fit)}"
             )
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left")
-    caption = (
-        "Weight distance against update (log axis), mean over seeds. Lines: d = a + b ln t fitted "
-        f"before the first drop; slope b with its 95 % interval, and whether ln t or "
-        f"sqrt t fits better: {'; '.join(slopes) or 'none'}."
-    )
-    return finish(figure, folder, f"{prefix}distance", "How far the weights walk", caption)
+    fits = "No column has enough records before the first drop of the learning rate for a fit."
+    if slopes:
+        fits = (
+            "Lines are fits of d = a + b ln t up to the first drop of the learning rate. The slope "
+            "b has a 95 % interval, and AIC compares the fit with d = a + b sqrt t. "
+            f"{'; '.join(slopes)}."
+        )
+    caption = f"Distance of the weights from their initial values, the mean over seeds. {fits}"
+    return Sketch(figure, "Weight distance", caption)
 
 
-def _longer(groups: list[Group], folder: Path, prefix: str) -> Plot:
-    """The title's claim: the longer the high-rate phase, the better the end."""
+def verdict(fit: DiffusionFit) -> str:
+    """Say which law fits better, and by how much."""
+    better, worse = ("ln t", "sqrt t") if fit.better == "log" else ("sqrt t", "ln t")
+    return f"{better} fits better than {worse} (AIC lower by {fit.aic_margin:.0f})"
+
+
+def _accuracy_by_distance(groups: list[Group]) -> Sketch:
+    """The claim of the paper's title: a longer first phase gives a better end."""
     figure, axes = new_axes("distance from the initial weights at the end", "test accuracy %")
     axes.set_xscale("linear")
     lengths, ends = [], []
@@ -150,9 +175,9 @@ def _longer(groups: list[Group], folder: Path, prefix: str) -> Plot:
         ends += accuracy.tolist()
     axes.legend(loc="lower right")
     caption = (
-        "Test accuracy at the end against the distance walked, by the length of the first phase, "
-        "at the high rate; the phases after it are the same. Mean and standard deviation over "
-        "seeds."
+        "Test accuracy at the end against the distance of the weights from their initial values. "
+        "The columns differ in the length of the first phase, at the high learning rate; the later "
+        "phases are the same. Points are means over seeds, bars one standard deviation."
     )
     if len(set(lengths)) > 1:
         slope, (low, high) = slope_with_interval(np.array(lengths), np.array(ends))
@@ -160,13 +185,22 @@ def _longer(groups: list[Group], folder: Path, prefix: str) -> Plot:
             f" Doubling the first phase changes the accuracy by {slope:.2f} points (95 % bootstrap "
             f"interval {low:.2f} to {high:.2f})."
         )
-    return finish(figure, folder, f"{prefix}accuracy-by-distance", "Train longer", caption)
+    return Sketch(figure, "Train longer", caption)
+
+
+KINDS: dict[str, Callable[[list[Group]], Sketch]] = {
+    "error-by-update": _error_by_update,
+    "error-by-epoch": _error_by_epoch,
+    "distance": _distance,
+    "accuracy-by-distance": _accuracy_by_distance,
+}
+"""Figures that a row of a study may have, by the name of their files."""
 
 
 def slope_with_interval(
     x: np.ndarray, y: np.ndarray, resamples: int = 2000
 ) -> tuple[float, tuple[float, float]]:
-    """The slope of a line through points, and the 95 % interval of its bootstrap over points.
+    """Return the slope of a line through points, and its 95 % bootstrap interval over points.
 
     >>> slope, (low, high) = slope_with_interval(np.arange(9.0), 2 * np.arange(9.0))
     >>> round(slope, 6), round(low, 6), round(high, 6)
@@ -182,7 +216,7 @@ def slope_with_interval(
 
 
 def fit_first_phase(group: Group) -> DiffusionFit | None:
-    """The fit to the mean distance before the first drop; None where there is too little of it."""
+    """Fit the mean distance before the first drop; return None if there are too few records."""
     t, distance = _curves(group, "train", lambda r: r.update, lambda r: r.distance)
     first = t <= _first_phase_end(group)
     if first.sum() < 4:
@@ -191,7 +225,7 @@ def fit_first_phase(group: Group) -> DiffusionFit | None:
 
 
 def _first_phase_end(group: Group) -> int:
-    """The first drop of any run; those that follow a distance show it by their rate."""
+    """Return the update of the first drop; with hold "distance", the earliest of the seeds."""
     plan = group.runs[0].plan
     if plan.recipe.hold != "distance":
         return (*plan.drop_updates, plan.updates)[0]
@@ -201,7 +235,7 @@ def _first_phase_end(group: Group) -> int:
 def _curves(
     group: Group, split: str, time: Callable[[Record], float], value: Callable[[Record], float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Times that all seeds have, and values of shape (seeds, times), after the first update."""
+    """Return the times that all seeds share, and values of shape (seeds, times); not update 0."""
     kept = [
         {r.update: r for r in run.records if r.split == split and r.update > 0}
         for run in group.runs
@@ -224,20 +258,8 @@ def _coloured(groups: list[Group]) -> Iterator[tuple[Group, str]]:
 
 
 def new_axes(x: str, y: str) -> tuple[Figure, Axes]:
-    """An empty figure with time on a log axis."""
+    """Return an empty figure with a logarithmic x axis."""
     figure = Figure(layout="constrained")
     axes = figure.add_subplot(xscale="log", xlabel=x, ylabel=y)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     return figure, axes
-
-
-def finish(figure: Figure, folder: Path, name: str, title: str, caption: str) -> Plot:
-    """Write a figure as SVG and PNG; return it for the page."""
-    drawing = io.StringIO()
-    figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
-    svg = drawing.getvalue()
-    with atomic_file(folder / f"{name}.svg") as file:
-        file.write(svg.encode())
-    with atomic_file(folder / f"{name}.png") as file:
-        figure.savefig(file, format="png", dpi=200, facecolor="white")
-    return Plot(name, title, caption, svg)

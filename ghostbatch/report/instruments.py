@@ -1,31 +1,32 @@
-"""Figures of what a study measured besides its runs, from the JSON files in its folder."""
+"""Figures of a study's instruments, from the JSON files in its folder."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 
-from ghostbatch.diagnostics import fit_diffusion, sum_up
+from ghostbatch.diagnostics import RandomPotential, fit_diffusion
 from ghostbatch.errors import InputError
-from ghostbatch.report.figures import OTHERS, STYLE, Plot, finish, new_axes
+from ghostbatch.report.figures import OTHERS, STYLE, Plot, Sketch, new_axes, verdict
 
 BINS = (10, 20, 50)
 
 
-def draw_instruments(folder: Path) -> list[Plot]:
-    """The figures of every instrument whose file is in ``folder``."""
+def draw_instruments(names: Iterable[str], folder: Path) -> list[Plot]:
+    """Draw the figures of the instruments whose files are in ``folder``."""
     plots = []
-    for name, draw in DRAW.items():
+    for name in names:
         source = folder / f"{name}.json"
         if source.exists():
             (folder / "figures").mkdir(exist_ok=True)
             try:
                 found = json.loads(source.read_text())
                 with mpl.rc_context(STYLE):
-                    plots += draw(found, folder / "figures")
+                    for figure, sketch in KINDS[name](found).items():
+                        plots.append(sketch.write(folder / "figures", figure))
             except (ValueError, KeyError, TypeError):
                 raise InputError(
                     "folder", f"{source} cannot be read", "delete it, and run the study again"
@@ -33,18 +34,13 @@ def draw_instruments(folder: Path) -> list[Plot]:
     return plots
 
 
-def has_instruments(folder: Path) -> bool:
-    """Whether any has left its file."""
-    return any((folder / f"{name}.json").exists() for name in DRAW)
-
-
-def _walk(found: dict[str, Any], folder: Path) -> list[Plot]:
+def _walk(found: dict[str, Any]) -> dict[str, Sketch]:
     figure, axes = new_axes("step", "distance (root-mean-square)")
     verdicts = []
     for (kind, walk), colour in zip(found.items(), OTHERS, strict=False):
         t, d = np.array(walk["times"]), np.array(walk["distances"])
         axes.errorbar(t, d, walk["stderrs"], fmt="o", ms=2.5, color=colour, label=kind)
-        late = t >= 10  # a walk on a grid is no diffusion in its first steps
+        late = t >= 10  # the first steps on a grid are not yet a diffusion
         fit = fit_diffusion(t[late].tolist(), d[late].tolist())
         low, high = fit.exponent_interval
         line = np.geomspace(10, t[-1], 100)
@@ -54,58 +50,58 @@ def _walk(found: dict[str, Any], folder: Path) -> list[Plot]:
         b, a = np.polyfit(basis(t[late]), d[late], 1)
         axes.plot(line, a + b * basis(line), color=colour, lw=1)
         verdicts.append(
-            f"{kind}: exponent of ln t {fit.exponent:.2f} in [{low:.2f}, {high:.2f}], and of "
-            f"ln t and sqrt t {fit.better} t fits better by {fit.aic_margin:.0f} of AIC"
+            f"{kind}: p = {fit.exponent:.2f} in [{low:.2f}, {high:.2f}], and {verdict(fit)}"
         )
     axes.set_yscale("log")
     axes.legend(loc="upper left")
     caption = (
-        "A thousand walkers each on a Brownian potential, where theory has (ln t)^2, and on a flat "
-        "line, where it has sqrt t. Lines, from step 10 on: a + b (ln t)^p, or a + b sqrt t where "
-        f"that fits better than ln t; intervals are of 95 %. {'; '.join(verdicts)}."
+        "Distance of a thousand walkers on a Brownian potential, where theory predicts (ln t)^2, "
+        "and of a thousand on a flat line, where it predicts sqrt t. Lines are fits from step 10 "
+        "on: d = a + b (ln t)^p, or d = a + b sqrt t if AIC prefers sqrt t to ln t. The exponent p "
+        f"has a 95 % interval. {'; '.join(verdicts)}."
     )
-    return [finish(figure, folder, "walk", "Walkers on a rough line and on a flat one", caption)]
+    return {"walk": Sketch(figure, "Walkers on a rough line and on a flat one", caption)}
 
 
-def _separable(found: dict[str, Any], folder: Path) -> list[Plot]:
+def _separable(found: dict[str, Any]) -> dict[str, Sketch]:
     t, length = np.array(found["times"]), np.array(found["distances"])
     size = float(np.linalg.norm(found["vector"]))
     fit = fit_diffusion(t.tolist(), length.tolist())
     low, high = fit.slope_interval
-    figure, axes = new_axes("time", "length of w")
+    distance, axes = new_axes("time", "length of w")
     axes.plot(t, length, "o", ms=2.5, color=OTHERS[0])
     axes.plot(t, fit.intercept + fit.slope * np.log(t), color=OTHERS[0], lw=1)
-    walked = finish(
-        figure,
-        folder,
-        "separable-distance",
-        "Logistic regression on separable data walks as log t",
-        f"Length of w(t) against time; d = a + b ln t has b = {fit.slope:.4f} in [{low:.4f}, "
-        f"{high:.4f}] (95 %); the hard-margin vector has length {size:.4f}.",
-    )
     gaps = np.array(found["gaps"])
     late = (t > 1e3) & (gaps > 0)
     power, level = np.polyfit(np.log(np.log(t[late])), np.log(gaps[late]), 1)
     end = late & (np.log(t) > np.log(t[-1]) / 2)
     later = np.polyfit(np.log(np.log(t[end])), np.log(gaps[end]), 1)[0]
-    figure, axes = new_axes("ln t", "gap of the margin to its maximum")
+    gap, axes = new_axes("ln t", "gap of the margin to its maximum")
     axes.plot(np.log(t[late]), gaps[late], "o", ms=2.5, color=OTHERS[1])
     axes.plot(np.log(t[late]), np.exp(level) * np.log(t[late]) ** power, color=OTHERS[1], lw=1)
     axes.set_yscale("log")
-    gap = finish(
-        figure,
-        folder,
-        "separable-gap",
-        "The margin's gap shrinks as 1 / log t",
-        f"Gap of the margin against ln t, from t = 1000 on: it falls as (ln t)^{power:.2f}, and as "
-        f"(ln t)^{later:.2f} in the later half (least squares on log axes; theory has -1 in the "
-        "end). The descent has no noise, so there is no interval.",
-    )
-    return [walked, gap]
+    return {
+        "separable-distance": Sketch(
+            distance,
+            "Logistic regression on separable data moves as log t",
+            "Length of the weight vector w(t) of logistic regression on separable data. The line "
+            f"is a fit of d = a + b ln t, with b = {fit.slope:.4f} in [{low:.4f}, {high:.4f}] "
+            f"(95 %). The hard-margin vector has length {size:.4f}.",
+        ),
+        "separable-gap": Sketch(
+            gap,
+            "The gap of the margin shrinks as 1 / log t",
+            "Gap between the margin of w(t) and the largest possible one, from t = 1000 on. It "
+            f"falls as (ln t)^{power:.2f}, and as (ln t)^{later:.2f} in the later half (least "
+            "squares on log axes); theory predicts -1 in the limit. The descent has no noise, so "
+            "there is no interval.",
+        ),
+    }
 
 
-def _potential(found: dict[str, Any], folder: Path) -> list[Plot]:
-    scan = sum_up(found["distances"], found["losses"], found["origin"], found["radius"], BINS)
+def _potential(found: dict[str, Any]) -> dict[str, Sketch]:
+    measured = (found["distances"], found["losses"], found["origin"], found["radius"])
+    scan = RandomPotential.from_losses(*measured, BINS)
     figure, axes = new_axes("distance from the initial weights", "deviation of the loss (rms)")
     for (count, bins), colour in zip(scan.binned.items(), OTHERS, strict=False):
         axes.plot(bins.distances, bins.rms, "o", ms=3, color=colour, label=f"{count} bins")
@@ -116,20 +112,23 @@ def _potential(found: dict[str, Any], folder: Path) -> list[Plot]:
         f"{part.alpha:.2f} ± {part.alpha_stderr:.2f} up to {part.radius:.3g}"
         for part in map(scan.within, radii)
     )
-    left = scan.detrended
+    rest = scan.detrended
+    model, data = found.get("model", "f1"), found.get("data", "digits")  # not in early files
     caption = (
-        f"The loss of F1 over {found['images']:,} training digits at {len(scan.losses):,} random "
-        "places around its initial weights, as root-mean-square deviation per bin of distance; "
-        f"the runs of this study walked up to {found['walked']:.3g}. Exponent alpha by likelihood, "
-        f"with its standard error: {', '.join(alphas)}; with the mean trend removed "
-        f"{left.alpha:.2f} ± {left.alpha_stderr:.2f}. The paper finds 2; any smooth loss with a "
-        "gradient has 2 near the origin."
+        f"Root-mean-square deviation of the loss of {model} from its value at the initial weights, "
+        f"by distance, at {len(scan.losses):,} random places. The loss is over {found['images']:,} "
+        f"training images of {data}. Runs of this study ended at distances up to "
+        f"{found['walked']:.3g}. The exponent alpha is the maximum of the likelihood, with its "
+        f"standard error: {', '.join(alphas)}; with the mean trend removed {rest.alpha:.2f} ± "
+        f"{rest.alpha_stderr:.2f}. The paper finds 2, but any smooth loss with a gradient has 2 "
+        "near the origin."
     )
-    return [finish(figure, folder, "potential", "The random potential", caption)]
+    return {"potential": Sketch(figure, "The random potential", caption)}
 
 
-DRAW: dict[str, Callable[[dict[str, Any], Path], list[Plot]]] = {
+KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Sketch]]] = {
     "walk": _walk,
     "separable": _separable,
     "potential": _potential,
 }
+"""For each instrument, a function from its file to its figures by name."""

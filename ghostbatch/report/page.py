@@ -6,20 +6,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ghostbatch import __version__
 from ghostbatch.files import atomic_file
-from ghostbatch.recipe import Plan
 from ghostbatch.report.figures import draw_figures
-from ghostbatch.report.instruments import draw_instruments, has_instruments
-from ghostbatch.report.runs import Group, group_runs, read_runs
-from ghostbatch.report.table import HEADERS, Table, tables
+from ghostbatch.report.instruments import draw_instruments
+from ghostbatch.report.runs import read_results
+from ghostbatch.report.table import HEADERS, Table, show_rates, tables
 
 
 def write_report(folder: Path) -> tuple[Path, list[Table]]:
-    """Make ``report.html`` and ``figures/`` in a folder of runs; return the page and its tables."""
-    runs = (
-        [] if has_instruments(folder) and not any(folder.rglob("run.json")) else read_runs(folder)
-    )
-    groups = group_runs(runs)
+    """Write ``report.html`` and ``figures/`` into a folder of runs; return the page and tables."""
+    results = read_results(folder)
+    groups, rows = results.groups, results.manifest.rows
     lines = tables(groups)
+    several = len({group.row for group in groups}) > 1
     page = Environment(
         loader=PackageLoader("ghostbatch", "report"), autoescape=True, undefined=StrictUndefined
     ).get_template("page.html.j2")
@@ -28,28 +26,20 @@ def write_report(folder: Path) -> tuple[Path, list[Table]]:
         version=__version__,
         headers=HEADERS,
         tables=lines,
-        plots=[*draw_figures(groups, folder / "figures"), *draw_instruments(folder)],
-        cumulative=any(group.column == "LB" for group in groups),
-        plans=[(_place(group, groups), group.runs[0].plan) for group in groups if group.runs],
+        notes=dict.fromkeys(rows[group.row].note for group in groups if rows[group.row].note),
+        plots=[
+            *draw_figures(results, folder / "figures"),
+            *draw_instruments(results.manifest.instruments, folder),
+        ],
+        plans=[
+            (f"{group.row}, " * several + group.column, group.runs[0].plan)
+            for group in groups
+            if group.runs
+        ],
         rates=show_rates,
-        devices=sorted({run.device for run in runs}),
+        devices=results.devices,
     )
     target = folder / "report.html"
     with atomic_file(target) as file:
         file.write(content.encode())
     return target, lines
-
-
-def _place(group: Group, groups: list[Group]) -> str:
-    """The column, and the row where there are several."""
-    return group.column if len({g.row for g in groups}) == 1 else f"{group.row}, {group.column}"
-
-
-def show_rates(plan: Plan) -> str:
-    """The rates of a plan and the updates at which they begin."""
-    starts = (0, *plan.drop_updates)
-    latest = "at most " if plan.recipe.hold == "distance" else ""
-    shown = (f"({latest if start else ''}{start})" for start in starts)
-    return ", ".join(
-        f"{plan.rates(start).lr:.4g} {when}" for start, when in zip(starts, shown, strict=True)
-    )

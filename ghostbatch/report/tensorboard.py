@@ -1,4 +1,4 @@
-"""The records of ``metrics.jsonl`` as TensorBoard's scalars, for those who have it."""
+"""Writes the records of ``metrics.jsonl`` as TensorBoard scalars."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ SCALARS = ("loss", "accuracy", "lr", "distance", "gradient_norm", "clipped")
 
 
 class TensorBoard:
-    """Pass it to `train` as ``on_record``; its files go to ``folder/tensorboard``.
+    """An ``on_record`` for `train`; writes its files to ``folder/tensorboard``.
 
-    A run that goes on writes all of its records again, in place of those that were there: some are
-    of updates that are done again, and before it may have had no TensorBoard.
+    A resumed run writes all of its records again and replaces the old ones: the last of them are
+    of updates that it repeats, and it may have been started without TensorBoard.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,7 +28,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def __call__(self, record: Record) -> None:
-        """Write one record, which is in ``metrics.jsonl`` already."""
+        """Write one record; `train` has already written it to ``metrics.jsonl``."""
         records = [record]
         if self._writer is None:
             self._writer = self._open(str(self._folder / "tensorboard"), purge_step=0)

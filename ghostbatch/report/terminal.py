@@ -1,8 +1,8 @@
-"""What a person sees in the terminal: the live progress of a study, and tables."""
+"""What the terminal shows: the progress of a study, and its tables."""
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -10,63 +10,75 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ghostbatch.report.table import HEADERS, Table
-from ghostbatch.study import Cell
+from ghostbatch.study import Cell, Event
 from ghostbatch.train import Record, Summary
 
 
-class StudyProgress:
-    """Shows the cells that are running: a live panel in a terminal, plain lines elsewhere."""
+class Panel:
+    """Something that a terminal shows and redraws while a command works."""
+
+    def __init__(self, console: Console, visible: bool = True) -> None:
+        self._console = console
+        self._visible = visible and console.is_terminal
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._visible:
+            self._live = Live(
+                console=self._console, get_renderable=self._draw, refresh_per_second=4
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _draw(self) -> Grid:
+        raise NotImplementedError
+
+
+class StudyProgress(Panel):
+    """Shows the runs of a study: in a terminal those at work, elsewhere a line for each that ends.
+
+    Pass `on_event` to `run_study`.
+    """
 
     def __init__(self, cells: Sequence[Cell], console: Console) -> None:
+        super().__init__(console, visible=bool(cells))
         self._cells = list(cells)
-        self._console = console
         self._ended: dict[Cell, Summary] = {}
         self._running: dict[Cell, Record] = {}
         self._accuracy: dict[Cell, float] = {}
         self._before: float | None = None
         self._began = time.monotonic()
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=4)
 
-    def __enter__(self) -> "StudyProgress":
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
-
-    def news(self, cell: Cell, item: Record | Summary) -> None:
-        """Take in a record or the end of a cell."""
-        if isinstance(item, Summary):
+    def on_event(self, cell: Cell, event: Event) -> None:
+        """Note a record or the summary of a run."""
+        if isinstance(event, Summary):
             self._running.pop(cell, None)
-            self._ended[cell] = item
+            self._ended[cell] = event
             if not self._console.is_terminal:
                 count = f"[{len(self._ended)}/{len(self._cells)}]"
-                accuracy = "diverged" if item.status == "diverged" else f"{item.accuracy:.1f} %"
+                accuracy = "diverged" if event.status == "diverged" else f"{event.accuracy:.1f} %"
                 self._console.print(
-                    f"{count} {_name(cell)}: {accuracy}, {self._left()}", highlight=False
+                    f"{count} {cell.name}: {accuracy}, {self._left()}", highlight=False
                 )
             return
         if self._before is None:
-            self._before = self._work()  # done in an earlier session, or restored just now
+            self._before = self._work()  # done by an earlier command
             self._began = time.monotonic()
-        self._running[cell] = item
-        if item.split == "validation":
-            self._accuracy[cell] = item.accuracy
+        self._running[cell] = event
+        if event.split == "validation":
+            self._accuracy[cell] = event.accuracy
 
     def _work(self) -> float:
-        """Samples' worth of work done so far."""
-        going = (c.cost * r.update / c.plan.updates for c, r in self._running.items())
-        return sum(cell.cost for cell in self._ended) + sum(going)
+        """Return the work done so far, in samples."""
+        running = (c.cost * r.update / c.plan.updates for c, r in list(self._running.items()))
+        return sum(cell.cost for cell in self._ended) + sum(running)
 
     def _left(self) -> str:
-        """Time left, at the pace of this session."""
+        """Return the time left as text, at the pace of this command."""
         total = sum(cell.cost for cell in self._cells)
         done, elapsed = self._work(), time.monotonic() - self._began
         if done >= total:
@@ -76,10 +88,10 @@ class StudyProgress:
 
     def _draw(self) -> Grid:
         grid = Grid.grid(padding=(0, 2))
-        for cell, record in sorted(self._running.items(), key=lambda item: _name(item[0])):
+        for cell, record in sorted(self._running.items(), key=lambda item: item[0].name):
             accuracy = self._accuracy.get(cell)
             grid.add_row(
-                _name(cell),
+                cell.name,
                 _bar(record.update / cell.plan.updates),
                 f"update {record.update:,} / {cell.plan.updates:,}",
                 "" if accuracy is None else f"{accuracy:.1f} %",
@@ -90,32 +102,29 @@ class StudyProgress:
         return grid
 
 
-class Counting:
-    """Shows how far an instrument is, in a terminal; elsewhere a line when it begins."""
+class InstrumentProgress(Panel):
+    """Shows how far an instrument is: a bar in a terminal, elsewhere a line when it begins.
+
+    Pass it to `measure` as ``on_progress``.
+    """
 
     def __init__(self, name: str, console: Console) -> None:
-        self._name, self._console = name, console
-        self._done, self._all = 0, 1
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=4)
+        super().__init__(console)
+        self._name, self._done, self._total = name, 0, 1
 
-    def __call__(self, done: int, everything: int) -> None:
-        """Take in what is done and what there is to do."""
-        self._done, self._all = done, everything
-
-    def __enter__(self) -> "Counting":
-        if self._console.is_terminal:
-            self._live.start()
-        else:
+    def __enter__(self) -> Self:
+        if not self._console.is_terminal:
             self._console.print(f"measuring: {self._name}", highlight=False)
-        return self
+        return super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+    def __call__(self, done: int, total: int) -> None:
+        """Note the number of steps done and the number of all steps."""
+        self._done, self._total = done, total
 
     def _draw(self) -> Grid:
         grid = Grid.grid(padding=(0, 2))
-        grid.add_row(self._name, _bar(self._done / self._all), f"{self._done:,} / {self._all:,}")
+        bar = _bar(self._done / self._total)
+        grid.add_row(self._name, bar, f"{self._done:,} / {self._total:,}")
         return grid
 
 
@@ -133,7 +142,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds.
+    """Return a time as minutes and seconds, with hours if there are any.
 
     >>> clock(75.4), clock(3675)
     ('1:15', '1:01:15')
@@ -141,10 +150,6 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def _name(cell: Cell) -> str:
-    return f"{cell.row} {cell.column} seed {cell.recipe.seed}"
 
 
 def _bar(fraction: float, width: int = 24) -> Text:

@@ -1,8 +1,8 @@
-"""What a study measures besides its runs: each instrument leaves one JSON file in its folder."""
+"""What a study measures besides its runs: each instrument writes one JSON file to its folder."""
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from ghostbatch.diagnostics import BatchedLoss, random_potential
 from ghostbatch.diagnostics.separable import descend
 from ghostbatch.diagnostics.walk import random_walk
 from ghostbatch.draws import generator
+from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file, locked
-from ghostbatch.study.recipes import find_recipe
-from ghostbatch.train import read_summary
+from ghostbatch.recipe import Recipe
+from ghostbatch.study.executor import Where
+from ghostbatch.train import find_device, read_summary
 from ghostbatch.train.state import initial_model
 
 OnProgress = Callable[[int, int], None]
-"""Called with what is done and what there is to do."""
+"""Called with the number of steps done and the number of all steps."""
 
 PAPERS_RADIUS = 10.0
 """About the largest distance of the paper's runs."""
@@ -31,28 +33,47 @@ PAPERS_RADIUS = 10.0
 DIRECTIONS, IMAGES = 1000, 1000
 
 
-def walk(out: Path, on_progress: OnProgress) -> dict[str, Any]:
-    """A thousand walkers on Brownian potentials, and a thousand on flat lines."""
-    del out
+@dataclass(frozen=True)
+class Instrument:
+    """A measurement that a study declares; its result is ``name``.json in the study's folder."""
+
+    name: str
+    """One of `MEASUREMENTS`."""
+    recipe: Recipe | None = None
+    """The network and data that it measures, if any."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a measurement is given."""
+
+    recipe: Recipe | None
+    out: Path
+    """The study's folder."""
+    where: Where
+    on_progress: OnProgress
+
+
+def walk(setting: Setting) -> dict[str, Any]:
+    """Simulate a thousand walkers on Brownian potentials, and a thousand on flat lines."""
     walks = {}
     for done, kind in enumerate(("brownian", "flat")):
         walks[kind] = asdict(random_walk(kind, walkers=1000, steps=20_000))  # type: ignore[arg-type]
-        on_progress(done + 1, 2)
+        setting.on_progress(done + 1, 2)
     return walks
 
 
-def separable(out: Path, on_progress: OnProgress) -> dict[str, Any]:
-    """Gradient descent on 40 samples of two classes in the plane, to a time beyond counting.
+def separable(setting: Setting) -> dict[str, Any]:
+    """Run gradient descent on 40 separable samples in the plane, up to time 1e40.
 
-    Of four draws this is the one that comes closest to its limit in that time: the gap's exponent
-    is -1.06 in the later half, and between -0.8 and -3.6 with the others.
+    Of four random samples this one comes closest to its limit by then: the exponent of the gap is
+    -1.06 in the later half, and between -0.8 and -3.6 for the others.
     """
-    del out
     draw = np.random.default_rng(3)
     labels = np.repeat([-1.0, 1.0], 20)
     inputs = draw.normal(size=(40, 2)) * [0.5, 2.0] + labels[:, None] * np.array([2.0, 0.0])
     found = descend(inputs, labels, until=1e40)
-    on_progress(1, 1)
+    setting.on_progress(1, 1)
     vector = hard_margin_in_the_plane(inputs * labels[:, None])
     return {
         "times": found.times,
@@ -64,9 +85,10 @@ def separable(out: Path, on_progress: OnProgress) -> dict[str, Any]:
 
 
 def hard_margin_in_the_plane(signed: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The shortest w with z.w >= 1 for all points z: p / |p|^2 for the hull's point nearest to 0.
+    """Return the shortest w with z.w >= 1 for all points z.
 
-    In the plane that point lies on a segment between two points, so all pairs are tried.
+    It is p / |p|^2, where p is the point of the convex hull nearest to 0. In the plane p lies on a
+    segment between two points, so this function tries all pairs.
 
     >>> hard_margin_in_the_plane(np.array([[1.0, 1.0], [1.0, -1.0], [3.0, 0.0]])).tolist()
     [1.0, 0.0]
@@ -79,24 +101,25 @@ def hard_margin_in_the_plane(signed: NDArray[np.float64]) -> NDArray[np.float64]
     return nearest / (nearest**2).sum()  # type: ignore[no-any-return]
 
 
-def potential(out: Path, on_progress: OnProgress) -> dict[str, Any]:
-    """The loss around the initial weights of F1 (seed 0), as far as any run of the study walked.
+def potential(setting: Setting) -> dict[str, Any]:
+    """Measure the loss around the recipe's initial weights, as far as any run of the study went.
 
-    Over the first thousand training digits in one batch, without augmentation.
+    The loss is over the same thousand training images in one batch, without augmentation.
     """
-    recipe = find_recipe("f1-digits")
-    data = load(recipe.data)
+    recipe, device = setting.recipe, find_device(setting.where.device)
+    if recipe is None:
+        raise InputError("recipe", "the potential needs one", "give Instrument a recipe")
+    data = load(recipe.data, setting.where.data_dir)
     if not isinstance(data, ImageData):
-        raise TypeError(f"{recipe.data} is no set of tensors")
-    walked = _walked(out)
+        raise InputError("data", f"{recipe.data} is not kept in memory", "use another data set")
+    walked = largest_distance(setting.out)
     radius = max(walked, PAPERS_RADIUS)
-    device = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
-        model = initial_model(recipe, data.info)
+        model = initial_model(recipe, data.info).to(device)
     chosen = torch.randperm(len(data.train), generator=generator(0, "potential"))[:IMAGES]
     loss = BatchedLoss(
-        data.train.images[chosen],
-        data.train.labels[chosen],
+        data.train.images[chosen].to(device),
+        data.train.labels[chosen].to(device),
         batch=IMAGES,
         prepare=Normalise(data.mean, data.deviation, device, torch.float32),
     )
@@ -105,35 +128,35 @@ def potential(out: Path, on_progress: OnProgress) -> dict[str, Any]:
         loss,
         radius=radius,
         samples=DIRECTIONS,
-        resume=out / f"potential-{radius:.6f}.scan.json",  # another radius is another scan
-        on_sample=lambda done: on_progress(done, DIRECTIONS),
+        resume=setting.out / f"potential-{device.type}-{radius:.6f}.scan.json",
+        on_sample=lambda done: setting.on_progress(done, DIRECTIONS),
     )
     return {
         **{name: getattr(found, name) for name in ("distances", "losses", "origin", "radius")},
-        "walked": walked,
-        "images": IMAGES,
+        **{"model": recipe.model, "data": recipe.data, "images": len(chosen), "walked": walked},
     }
 
 
-def _walked(out: Path) -> float:
-    """The largest distance of the study's runs."""
+def largest_distance(out: Path) -> float:
+    """Return the largest distance at the end of the study's finished runs."""
     summaries = (read_summary(path) for path in out.rglob("summary.json"))
     return max((s.distance for s in summaries if s and s.status == "finished"), default=0.0)
 
 
-INSTRUMENTS: dict[str, Callable[[Path, OnProgress], dict[str, Any]]] = {
+MEASUREMENTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "walk": walk,
     "separable": separable,
     "potential": potential,
 }
 
 
-def measure(name: str, out: Path, on_progress: OnProgress) -> None:
-    """Use an instrument, unless its file is there and of the runs that are."""
-    target, walked = out / f"{name}.json", _walked(out)
+def measure(instrument: Instrument, out: Path, where: Where, on_progress: OnProgress) -> None:
+    """Write an instrument's file, unless it is there and no run has gone farther since."""
+    target, walked = out / f"{instrument.name}.json", largest_distance(out)
     if target.exists() and json.loads(target.read_text()).get("walked", walked) == walked:
         return
     with locked(out):
-        found = INSTRUMENTS[name](out, on_progress)
+        setting = Setting(instrument.recipe, out, where, on_progress)
+        found = MEASUREMENTS[instrument.name](setting)
         with atomic_file(target) as file:
             file.write(json.dumps(found).encode() + b"\n")

@@ -1,191 +1,146 @@
-"""Runs the cells of a study side by side, each in a worker process with a thread of its own."""
+"""Runs the cells of a study: skips those that have ended, and keeps an executor busy."""
 
-import json
-import os
-import subprocess
-import sys
-import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, Any, cast
 
+import torch
+
+from ghostbatch.data import find_info
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
-from ghostbatch.study.studies import Cell
-from ghostbatch.train import Record, Summary, read_summary
+from ghostbatch.study.executor import Event, Executor, Job, Where
+from ghostbatch.study.local import LocalExecutor
+from ghostbatch.study.manifest import Manifest
+from ghostbatch.study.placement import Placement, find_devices, gpu_share
+from ghostbatch.study.studies import Cell, Study
+from ghostbatch.train import read_summary
 from ghostbatch.train.folder import RunFolder
 
-PATIENCE = 20.0
-"""Seconds that workers get for their last checkpoint."""
-
-OnNews = Callable[[Cell, Record | Summary], None]
+OnEvent = Callable[[Cell, Event], None]
+Message = Event | Exception | None
 
 
-class WorkerDied(RuntimeError):  # noqa: N818 (says what happened)
-    """A worker ended without an answer: the machine ran out of memory, or someone killed it."""
+def run_study(
+    study: Study,
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    jobs: int,
+    on_event: OnEvent,
+    where: Where = Where(),  # noqa: B008 (frozen)
+    make_executor: Callable[[int], Executor] = LocalExecutor,
+) -> None:
+    """Run cells of a study in its folder, at most ``jobs`` at a time.
+
+    Nothing is written before every cell's folder is known to be new, or to belong to the cell and
+    be readable. After any exception, KeyboardInterrupt included, the same call continues.
+
+    Args:
+        study: what ``study.json`` describes.
+        cells: those of its cells to run; a run that another one follows comes before it.
+        out: the study's folder.
+        jobs: how many cells run side by side, at most.
+        on_event: called in this thread with every record and summary.
+        where: where the cells run; several GPUs are used if no single one is named.
+        make_executor: given the descriptor of the study's lock, returns what runs the jobs.
+
+    """
+    if jobs < 1:
+        raise InputError("jobs", f"{jobs} is below 1", "use 1 or more")
+    manifest = Manifest.of(study, cells, Manifest.read(out))
+    _check_folders(cells, out)
+    placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
+    with locked(out) as lock, closing(make_executor(lock)) as executor:
+        manifest.write(out)
+        run_cells(cells, out, executor, placement, where, on_event)
+
+
+def _check_folders(cells: Sequence[Cell], out: Path) -> None:
+    """Raise `InputError` for a folder of another recipe, or with files that cannot be read."""
+    for cell in cells:
+        folder = RunFolder(cell.folder(out), cell.plan)
+        if folder.summary() is None:
+            with warnings.catch_warnings(action="ignore"):  # the worker will warn
+                folder.checkpoint()
 
 
 def run_cells(
     cells: Sequence[Cell],
     out: Path,
-    *,
-    jobs: int,
-    on_news: OnNews,
-    device: str | None = None,
-    checkpoint_seconds: float = 10.0,
-    data_dir: Path | None = None,
+    executor: Executor,
+    placement: Placement,
+    where: Where,
+    on_event: OnEvent,
 ) -> None:
-    """Run all cells in order, ``jobs`` at a time; those that have ended are only reported.
+    """Run cells in order; those that have ended are only reported.
 
-    Nothing is written before every cell's folder is known to be free, or its own and sound. On any
-    exception, KeyboardInterrupt included, the workers are stopped; running the same cells again
-    goes on.
+    A cell that follows the distances of another run starts when that run has ended; if it
+    diverged, the cell is left out.
     """
-    folders = {cell: RunFolder(cell.folder(out), cell.plan) for cell in cells}
-    for folder in folders.values():
-        if folder.summary() is None:
-            with warnings.catch_warnings(action="ignore"):  # the worker will say it
-                folder.checkpoint()
-    options: dict[str, Any] = {"device": device, "threads": 1}
-    options |= {"checkpoint_seconds": checkpoint_seconds}
-    options |= {"data_dir": str(data_dir)} if data_dir is not None else {}
-    with locked(out) as lock:
-        waiting: deque[Cell] = deque()
-        for cell in cells:
-            if (summary := folders[cell].summary()) is not None:
-                on_news(cell, summary)
+    waiting = deque(_report_ended(cells, out, on_event))
+    shapes = {data: find_info(data).shape for data in {cell.recipe.data for cell in waiting}}
+    mail: SimpleQueue[tuple[Cell, Message]] = SimpleQueue()
+    running: dict[Cell, tuple[str, float]] = {}
+    while waiting or running:
+        while waiting and not _follows_any(waiting[0], running, out):
+            cell = waiting[0]
+            share = gpu_share(where.micro or cell.recipe.batch, shapes[cell.recipe.data])
+            if _reference_diverged(cell):
+                waiting.popleft()
+                line = f"{cell.name} is left out: the run that it follows diverged"
+                warnings.warn(line, stacklevel=2)
+            elif (device := placement.take(share)) is not None:
+                running[waiting.popleft()] = device, share
+                job = Job(cell.name, cell.recipe, cell.folder(out), replace(where, device=device))
+                events = executor.submit(job)
+                Thread(target=_forward, args=(cell, events, mail), daemon=True).start()
             else:
-                waiting.append(cell)
-        for follows in (False, True):  # those whose reference must have ended come after it
-            now = deque(cell for cell in waiting if cell.follows == follows and _can_start(cell))
-            _work_through(now, out, jobs, lock, options, on_news)
+                break
+        if running:
+            cell, message = mail.get()
+            if message is None:
+                placement.release(*running.pop(cell))
+            elif isinstance(message, Exception):
+                raise message
+            else:
+                on_event(cell, message)
 
 
-def _can_start(cell: Cell) -> bool:
-    """Whether the run that it follows, if any, came to a good end; the study goes on without it."""
+def _report_ended(cells: Sequence[Cell], out: Path, on_event: OnEvent) -> list[Cell]:
+    """Report the summaries of cells that have ended; return the others."""
+    others = []
+    for cell in cells:
+        if (summary := read_summary(cell.folder(out) / "summary.json")) is not None:
+            on_event(cell, summary)
+        else:
+            others.append(cell)
+    return others
+
+
+def _follows_any(cell: Cell, running: Iterable[Cell], out: Path) -> bool:
+    """Return whether a cell follows one of the running cells."""
+    return cell.recipe.reference in {str(other.folder(out.resolve())) for other in running}
+
+
+def _reference_diverged(cell: Cell) -> bool:
+    """Return whether a cell follows a run that diverged."""
     if cell.recipe.reference is None:
-        return True
-    summary = read_summary(Path(cell.recipe.reference) / "summary.json")
-    if summary is not None and summary.status == "diverged":
-        name = f"{cell.row} {cell.column} seed {cell.recipe.seed}"
-        warnings.warn(f"{name} is left out: the run that it follows diverged", stacklevel=3)
         return False
-    return True
+    summary = read_summary(Path(cell.recipe.reference) / "summary.json")
+    return summary is not None and summary.status == "diverged"
 
 
-def _work_through(
-    waiting: deque[Cell],
-    out: Path,
-    jobs: int,
-    lock: int,
-    options: dict[str, Any],
-    on_news: OnNews,
-) -> None:
-    """Keep ``jobs`` workers busy until no cell is waiting and none is running."""
-    mail: SimpleQueue[tuple[Worker, dict[str, Any] | None]] = SimpleQueue()
-    workers: list[Worker] = []
-    running: dict[Worker, Cell] = {}
-
-    def give(worker: Worker) -> None:
-        running[worker] = cell = waiting.popleft()
-        worker.send({"recipe": cell.recipe.as_dict(), "out": str(cell.folder(out)), **options})
-
+def _forward(cell: Cell, events: Iterator[Event], mail: SimpleQueue[tuple[Cell, Message]]) -> None:
+    """Put the events of a job into ``mail``; at the end None, or the exception that it raised."""
     try:
-        while waiting and len(workers) < jobs:
-            workers.append(Worker(lock, mail))
-            give(workers[-1])
-        while running:
-            worker, news = mail.get()
-            if worker not in running:
-                continue  # it was idle: nobody waits for it
-            cell = running[worker]
-            if news is None:
-                raise WorkerDied(
-                    f"the worker for {cell.row} {cell.column} seed {cell.recipe.seed} died; "
-                    "run the same command again to continue from its checkpoint"
-                )
-            if "refused" in news:
-                raise InputError(*news["refused"])
-            if "failed" in news:
-                raise OSError(*news["failed"])
-            if "record" in news:
-                on_news(cell, Record(**news["record"]))
-            else:
-                del running[worker]
-                on_news(cell, Summary(**news["summary"]))
-                if waiting:
-                    give(worker)
-    finally:
-        _stop(workers)
-
-
-def _stop(workers: Sequence["Worker"]) -> None:
-    """Have every worker save what it is at and end; a second interruption ends them at once."""
-    try:
-        for worker in workers:
-            worker.ask_to_end()
-        deadline = time.monotonic() + PATIENCE
-        for worker in workers:
-            worker.wait(deadline - time.monotonic())
-    finally:
-        for worker in workers:
-            worker.stop()
-
-
-class Worker:
-    """A process of `ghostbatch.study.worker`; its replies go to ``mail``, and None when it dies.
-
-    It inherits ``lock``: the study's folder stays locked until the last worker is gone.
-    """
-
-    def __init__(
-        self, lock: int, mail: "SimpleQueue[tuple[Worker, dict[str, Any] | None]]"
-    ) -> None:
-        self._mail = mail
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ghostbatch.study.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=[lock],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        self._stdin, self._stdout = (
-            cast(IO[str], pipe) for pipe in (self._process.stdin, self._process.stdout)
-        )
-        self._listener = Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def send(self, job: dict[str, Any]) -> None:
-        """Hand over a job; should the worker be dead, its None is in the mail."""
-        with suppress(BrokenPipeError):
-            self._stdin.write(json.dumps(job) + "\n")
-            self._stdin.flush()
-
-    def ask_to_end(self) -> None:
-        """A cell that is running takes a checkpoint first."""
-        self._process.terminate()
-
-    def wait(self, seconds: float) -> None:
-        """Give it so long to end."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, seconds))
-
-    def stop(self) -> None:
-        """End the process, at once: what it was at continues from its checkpoint."""
-        self._process.kill()
-        self._process.wait()
-        self._listener.join()
-        for pipe in (self._stdin, self._stdout):
-            with suppress(BrokenPipeError):  # what was not sent needs no sending
-                pipe.close()
-
-    def _listen(self) -> None:
-        for line in self._stdout:
-            self._mail.put((self, json.loads(line)))
-        self._mail.put((self, None))
+        for event in events:
+            mail.put((cell, event))
+        mail.put((cell, None))
+    except Exception as error:  # for the thread that reads the mail to raise
+        mail.put((cell, error))

@@ -10,13 +10,23 @@ from ghostbatch.data import find_info
 from ghostbatch.errors import InputError
 from ghostbatch.optim import Regime
 from ghostbatch.recipe import Plan, Recipe
-from ghostbatch.study.recipes import find_recipe
+from ghostbatch.study.instruments import Instrument
+from ghostbatch.study.recipes import find_recipe, look_up
 
 Step = Callable[[Recipe], Recipe]
 
+FIGURES = ("error-by-update", "error-by-epoch", "distance")
+"""Figures of a row that names no others; `ghostbatch.report.figures` has all kinds."""
+
+PAPER_NOTE = (
+    "Each column is the one before plus one change: LB has a large batch, +LR scales the learning "
+    "rate by the square root of the batch ratio, +GBN uses ghost batch norm, and +RA trains for as "
+    "many updates as SB."
+)
+
 
 def columns(large: int, ghost: int) -> dict[str, Step]:
-    """The paper's columns; each is the one before plus one change."""
+    """Return the paper's columns; each is the one before plus one change."""
     return {
         "SB": lambda r: r,
         "LB": lambda r: replace(r, batch=large),
@@ -28,7 +38,7 @@ def columns(large: int, ghost: int) -> dict[str, Step]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study, and its place in it."""
+    """One run of a study, and its place in the table."""
 
     row: str
     column: str
@@ -36,43 +46,54 @@ class Cell:
 
     @property
     def recipe(self) -> Recipe:
-        """What the run does."""
+        """What the run computes."""
         return self.plan.recipe
 
     @property
+    def name(self) -> str:
+        """What messages call the run."""
+        return f"{self.row} {self.column} seed {self.recipe.seed}"
+
+    @property
     def cost(self) -> float:
-        """Work in samples; an update costs about 32 of them however small its batch."""
+        """Work in samples; an update costs about 32 of them, however small its batch."""
         return self.plan.updates * (self.recipe.batch + 32)
 
     @property
     def follows(self) -> bool:
-        """Whether it needs another run's distances, so that run's end."""
+        """Whether the run needs the distances of another one, which must end first."""
         return self.recipe.hold == "distance"
 
     def folder(self, out: Path) -> Path:
-        """Where the run lives in a study's folder."""
+        """Return the run's folder in the study's folder."""
         return out / self.row / self.column / f"seed-{self.recipe.seed}"
 
 
-Rows = dict[str, dict[str, Recipe]]
-"""By the name of the row and that of the column; each is run with every seed."""
+@dataclass(frozen=True)
+class Row:
+    """A row of a study's table: a recipe for each column."""
+
+    columns: dict[str, Recipe]
+    """With hold "distance", the reference names the column whose run of the same seed to follow."""
+    figures: tuple[str, ...] = FIGURES
+    """Figures that the report draws of the row."""
+    note: str = ""
+    """A sentence that the report prints below the row's table."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Rows of runs, and instruments that measure what runs do not."""
+    """Rows of runs, each run with every seed, and instruments."""
 
     name: str
-    rows: Rows = field(default_factory=dict)
-    """With hold "distance", the reference names the column whose run of the same seed to follow."""
+    rows: dict[str, Row] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2)
-    instruments: tuple[str, ...] = ()
-    """Names in `ghostbatch.study.instruments`."""
+    instruments: tuple[Instrument, ...] = ()
 
     @property
     def columns(self) -> list[str]:
         """Every column of any row."""
-        return list(dict.fromkeys(column for row in self.rows.values() for column in row))
+        return list(dict.fromkeys(column for row in self.rows.values() for column in row.columns))
 
     def cells(
         self,
@@ -80,39 +101,39 @@ class Study:
         seeds: Sequence[int] | None = None,
         out: Path = Path(),
     ) -> list[Cell]:
-        """All runs, or those of some columns and seeds; the longest first, followers last."""
+        """Return all runs, or those of some columns and seeds; the longest first, followers last.
+
+        A column that one of the chosen columns follows is chosen too.
+        """
         for column in only or ():
             if column not in self.columns:
                 known = ", ".join(self.columns)
                 remedy = f"choose from {known}" if known else f"leave it out: {self.name} has none"
                 raise InputError("columns", f"{column!r} is unknown", remedy)
         cells = []
-        for row, recipes in self.rows.items():
-            for column, recipe in recipes.items():
-                if only is None or column in only or _is_followed(column, recipes, only):
-                    for seed in seeds or self.seeds:
-                        cells.append(_cell(row, column, replace(recipe, seed=seed), out))
+        for name, row in self.rows.items():
+            chosen = set(row.columns) & set(only or row.columns)
+            chosen |= {row.columns[column].reference or column for column in chosen}
+            for column in (column for column in row.columns if column in chosen):
+                for seed in seeds or self.seeds:
+                    recipe = replace(row.columns[column], seed=seed)
+                    cells.append(_cell(name, column, recipe, out))
         return sorted(cells, key=lambda cell: (cell.follows, -cell.cost))
-
-
-def _is_followed(column: str, row: dict[str, Recipe], only: Sequence[str]) -> bool:
-    """Whether one of the columns asked for needs this one."""
-    return any(row[name].reference == column for name in only if name in row)
 
 
 def _cell(row: str, column: str, recipe: Recipe, out: Path) -> Cell:
     if recipe.reference is not None:
-        theirs = out.resolve() / row / recipe.reference / f"seed-{recipe.seed}"
-        recipe = replace(recipe, reference=str(theirs))
+        reference = out.resolve() / row / recipe.reference / f"seed-{recipe.seed}"
+        recipe = replace(recipe, reference=str(reference))
     return Cell(row, column, recipe.plan(find_info(recipe.data).samples))
 
 
-def paper_row(recipe: Recipe, large: int, ghost: int) -> dict[str, Recipe]:
-    """A row of the paper's tables: its columns, each the one before plus one change."""
+def paper_row(recipe: Recipe, large: int, ghost: int) -> Row:
+    """Return a row of the paper's tables, with its columns."""
     steps = columns(large, ghost)
     recipes = accumulate(steps.values(), lambda r, step: step(r), initial=recipe)
-    next(recipes)  # the row before any column
-    return dict(zip(steps, recipes, strict=True))
+    next(recipes)  # the recipe before any step
+    return Row(dict(zip(steps, recipes, strict=True)), note=PAPER_NOTE)
 
 
 def quick() -> Study:
@@ -126,13 +147,13 @@ def quick() -> Study:
 
 
 def walk() -> Study:
-    """The theory by itself: walkers on a rough line, which get (log t)^2 far, and on a flat one.
+    """The theory simulated: walkers on a rough line, which get (log t)^2 far, and on a flat one.
 
     Command: ``ghostbatch study walk``.
     Expected: exponents of log t near 2 on the rough line, and sqrt t on the flat one.
     Cost: seconds.
     """
-    return Study("walk", instruments=("walk",))
+    return Study("walk", instruments=(Instrument("walk"),))
 
 
 def separable() -> Study:
@@ -142,7 +163,7 @@ def separable() -> Study:
     Expected: w(t) / log t approaches a vector, and the gap of its margin shrinks as 1 / log t.
     Cost: seconds.
     """
-    return Study("separable", instruments=("separable",))
+    return Study("separable", instruments=(Instrument("separable"),))
 
 
 def diffusion() -> Study:
@@ -150,12 +171,13 @@ def diffusion() -> Study:
 
     Command: ``ghostbatch study diffusion``.
     Rows: distance by batch size before and after +LR and +GBN; the same without weight decay; the
-    scaled rate against noise; the drop by distance against +RA; the first phase from a quarter to
-    four times as long, with the same tail. Then the loss around the initial weights.
+    scaled rate against noise; drops decided by distance against +RA; the first phase from a quarter
+    to four times as long, with the same later phases. Instrument: the loss around the initial
+    weights.
     """
     base = find_recipe("f1-digits")
     high = replace(base, regime=Regime(lr=base.regime.lr, epochs=16))
-    still = replace(high, regime=replace(high.regime, weight_decay=0.0))
+    undecayed = replace(high, regime=replace(high.regime, weight_decay=0.0))
     sizes = (32, 128, 512, 1024)
 
     def adapted(recipe: Recipe, batch: int) -> Recipe:
@@ -165,44 +187,49 @@ def diffusion() -> Study:
     dropped = replace(
         base, batch=1024, regime=Regime(lr=base.regime.lr, epochs=16, drops=((8, 0.005),))
     )
-    rows: Rows = {
-        "before": {f"batch {size}": replace(high, batch=size) for size in sizes},
-        "after": {f"batch {size}": adapted(high, size) for size in sizes},
-        "no weight decay": {f"batch {size}": replace(still, batch=size) for size in (32, 1024)},
-        "rate or noise": {
-            "scaled rate": replace(dropped, lr_rule="sqrt"),
-            "noise": replace(dropped, noise=True),
-        },
-        "by distance": {
-            "SB": base,
-            "+RA": replace(large, hold="updates"),
-            "by distance": replace(large, hold="distance", reference="SB"),
-        },
-        "longer": {
-            f"x {float(factor):g}": replace(base, regime=_longer(base.regime, factor))
-            for factor in (Fraction(1, 4), Fraction(1, 2), 1, 2, 4)
-        },
+    factors = (Fraction(1, 4), Fraction(1, 2), 1, 2, 4)
+    rows = {
+        "before": Row({f"batch {size}": replace(high, batch=size) for size in sizes}),
+        "after": Row({f"batch {size}": adapted(high, size) for size in sizes}),
+        "no weight decay": Row(
+            {f"batch {size}": replace(undecayed, batch=size) for size in (32, 1024)}
+        ),
+        "rate or noise": Row(
+            {
+                "scaled rate": replace(dropped, lr_rule="sqrt"),
+                "noise": replace(dropped, noise=True),
+            }
+        ),
+        "by distance": Row(
+            {
+                "SB": base,
+                "+RA": replace(large, hold="updates"),
+                "by distance": replace(large, hold="distance", reference="SB"),
+            }
+        ),
+        "longer": Row(
+            {
+                f"x {float(factor):g}": replace(base, regime=_longer(base.regime, factor))
+                for factor in factors
+            },
+            figures=(*FIGURES, "accuracy-by-distance"),
+        ),
     }
-    return Study("diffusion", rows, instruments=("potential",))
+    return Study("diffusion", rows, instruments=(Instrument("potential", base),))
 
 
 def _longer(regime: Regime, factor: Fraction | int) -> Regime:
-    """The first phase so many times as long, and the same phases after it."""
+    """Multiply the length of the first phase by a factor; the later phases keep theirs."""
     shift = Fraction(regime.drops[0][0]) * (factor - 1)
     drops = tuple((Fraction(epoch) + shift, *rates) for epoch, *rates in regime.drops)
     return replace(regime, epochs=Fraction(regime.epochs) + shift, drops=drops)  # type: ignore[arg-type]
 
 
 STUDIES: dict[str, Callable[[], Study]] = {
-    "quick": quick,
-    "diffusion": diffusion,
-    "walk": walk,
-    "separable": separable,
+    make.__name__: make for make in (quick, diffusion, walk, separable)
 }
 
 
 def find_study(name: str) -> Study:
-    """The study of that name."""
-    if name not in STUDIES:
-        raise InputError("study", f"{name!r} is unknown", f"choose one of {', '.join(STUDIES)}")
-    return STUDIES[name]()
+    """Return the study of that name."""
+    return look_up("study", name, STUDIES)

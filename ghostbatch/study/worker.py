@@ -1,7 +1,7 @@
-"""A process that runs cells for a study: jobs come in on stdin, records go out on stdout.
+"""The worker process of a study: reads jobs from stdin, writes their events to stdout.
 
-It lives as long as its stdin is open. The study holds the other end, so whatever ends the study,
-kill -9 included, ends its workers too; the cell they were at goes on from its checkpoint next time.
+It ends when its stdin closes. The study holds the other end, so its workers end with it, even
+after kill -9. The job that was running continues from its checkpoint next time.
 """
 
 import json
@@ -13,16 +13,17 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+import torch
+
 from ghostbatch.errors import InputError
-from ghostbatch.recipe import Recipe
-from ghostbatch.train import train
+from ghostbatch.study.executor import Job
 
 
 def main() -> None:
-    """Run jobs until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the study to handle
+    """Run jobs until stdin closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study handles Ctrl-C
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody's print may mix with the replies
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that no print mixes with the replies
 
     def reply(**message: Any) -> None:
         replies.write(json.dumps(message) + "\n")
@@ -30,13 +31,13 @@ def main() -> None:
     jobs: SimpleQueue[str] = SimpleQueue()
     Thread(target=_listen, args=(jobs,), daemon=True).start()
     while True:
-        job = json.loads(jobs.get())
+        line = jobs.get()
         try:
-            summary = train(
-                Recipe.from_dict(job.pop("recipe")),
-                **job,
-                on_record=lambda record: reply(record=asdict(record)),
+            summary = Job.from_dict(json.loads(line)).run(
+                lambda record: reply(record=asdict(record))
             )
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()  # other workers may share this GPU
             reply(summary=asdict(summary))
         except InputError as error:
             reply(refused=[error.field, error.problem, error.remedy])

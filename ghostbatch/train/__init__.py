@@ -3,7 +3,6 @@
 from ghostbatch.train.estimate import data_bytes, estimate
 from ghostbatch.train.folder import read_header
 from ghostbatch.train.loop import find_device, train
-from ghostbatch.train.ranks import is_first
 from ghostbatch.train.record import OnRecord, Record, Summary, read_records, read_summary
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "data_bytes",
     "estimate",
     "find_device",
-    "is_first",
     "read_header",
     "read_records",
     "read_summary",

@@ -10,36 +10,38 @@ from torch import Tensor
 
 from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
+from ghostbatch.recipe import Recipe
 
 FORMAT = 2
 
 
 class Damaged(Exception):  # noqa: N818 (says what it is)
-    """A file that is not what was written."""
+    """A checkpoint file that cannot be used."""
 
 
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path, recipe: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
         self.newest = folder / "checkpoint.pt"
         self.previous = folder / "checkpoint.previous.pt"
         self.recipe = recipe
-        self._sound = False  # whether the newest is known to be whole, and so worth keeping
+        self._sound = False  # whether the newest is known to be intact, and so worth keeping
 
     def exist(self) -> bool:
-        """Whether there is any."""
+        """Return whether there is a checkpoint."""
         return self.newest.exists() or self.previous.exists()
 
     def save(self, state: dict[str, Any], metrics: int) -> None:
-        """Write the newest; the one that was is kept as the previous one."""
-        content = {"format": FORMAT, "recipe": self.recipe, "metrics": metrics, "state": state}
+        """Write the newest checkpoint; keep the one before as the previous one."""
+        recipe = self.recipe.as_dict()
+        content = {"format": FORMAT, "recipe": recipe, "metrics": metrics, "state": state}
         with atomic_file(self.newest, self.previous if self._sound else None) as file:
             torch.save({**content, "checksum": checksum(content)}, file)
         self._sound = True
 
     def load(self) -> dict[str, Any] | None:
-        """The newest that is whole, if there is any checkpoint."""
+        """Return the newest intact checkpoint, or None if there is no checkpoint."""
         damages = []
         for path in filter(Path.exists, (self.newest, self.previous)):
             try:
@@ -62,7 +64,7 @@ class Checkpoints:
             reason = str(error).strip().split("\n")[0].split(". ")[0]
             raise Damaged(f"cannot be read ({reason or type(error).__name__})") from None
         if not isinstance(content, dict) or not {"format", "recipe"} <= content.keys():
-            raise Damaged("is not of this program")
+            raise Damaged("is not a checkpoint of ghostbatch")
         if content["format"] != FORMAT:
             order = "newer" if content["format"] > FORMAT else "older"
             raise InputError(
@@ -70,7 +72,7 @@ class Checkpoints:
                 f"{path} is of format {content['format']}, {order} than this program's {FORMAT}",
                 "use the ghostbatch that wrote it, or choose another folder",
             )
-        if content["recipe"] != self.recipe:
+        if self.recipe.differences(content["recipe"]):
             raise InputError(
                 "checkpoint", f"{path} is of another recipe", "delete it to start this run again"
             )
@@ -80,7 +82,7 @@ class Checkpoints:
 
 
 def checksum(content: Any) -> str:
-    """A digest of plain containers, numbers and tensors, in their order.
+    """Return a digest of plain containers, numbers and tensors, in their order.
 
     >>> checksum({"w": torch.zeros(2)}) == checksum({"w": torch.tensor([0.0, -0.0])})
     False

@@ -1,4 +1,4 @@
-"""What a run would need, measured on a few of its samples."""
+"""Memory and time that a run would need, measured on a few samples."""
 
 import time
 from dataclasses import dataclass
@@ -14,27 +14,27 @@ from ghostbatch.train.split import split_batch
 from ghostbatch.train.state import State, parameter_dtype
 
 PROBE = 32
-"""Samples that are tried at most."""
+"""Largest number of samples to measure with."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """For one rank; the data set and the memory that libraries take are not counted."""
+    """What one rank needs, without the data set and the memory of libraries."""
 
     bytes: int
-    """Weights, gradients, momentum, the initial weights, and what backward needs of a piece."""
+    """Weights, gradients, momentum, initial weights, and the activations of a micro-batch."""
     seconds: float
-    """Of forward and backward; optimizer, data and looking at the test set come on top."""
+    """Time of forward and backward, without optimizer, data and evaluation."""
     parameters: int
 
 
 def estimate(plan: Plan, info: Info, device: torch.device, micro: int | None = None) -> Estimate:
-    """Run forward and backward of a small piece of random images, and scale up."""
+    """Time forward and backward of a few random images, and scale up to the run."""
     recipe = plan.recipe
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
         state = State(plan, info, device)
-        cut = split_batch(recipe, state.model, micro, world=1)
-        samples = min(cut.shard, PROBE)
+        split = split_batch(recipe, state.model, micro, world=1)
+        samples = min(split.shard, PROBE)
         layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         images = torch.randn(
             (samples, *info.shape), device=device, dtype=parameter_dtype(recipe)
@@ -49,14 +49,14 @@ def estimate(plan: Plan, info: Info, device: torch.device, micro: int | None = N
     weights = [p for p in state.model.parameters() if p.requires_grad]
     fixed = 4 * sum(p.numel() * p.element_size() for p in weights)
     return Estimate(
-        bytes=fixed + round(kept / samples * cut.shard),
+        bytes=fixed + round(kept / samples * split.shard),
         seconds=min(spent[1:]) / samples * recipe.batch * plan.updates,
         parameters=sum(p.numel() for p in weights),
     )
 
 
 def _pass(state: State, images: Tensor, labels: Tensor, half: bool) -> int:
-    """One forward and backward; return the bytes that were kept between them."""
+    """Run one forward and backward; return the bytes saved between them."""
     storages: dict[int, int] = {}
     weights = {p.untyped_storage().data_ptr() for p in state.model.parameters()}
 
@@ -82,5 +82,5 @@ def _now(device: torch.device) -> float:
 
 
 def data_bytes(info: Info) -> int:
-    """What the data set takes on the device, if it lives there: one byte a value."""
+    """Return the bytes of a data set that is kept on the device, one per value."""
     return (info.samples + info.test_samples) * prod(info.shape)

@@ -17,10 +17,10 @@ def evaluate(
     device: torch.device,
     ranks: Ranks,
 ) -> tuple[float, float]:
-    """Mean loss and accuracy in percent over every rank's batches; the model's mode is kept."""
+    """Return mean loss and accuracy in percent over all ranks' batches; keep the model's mode."""
     training = model.training
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # of loss, right answers, samples
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # of losses, correct answers, samples
     for images, labels in batches:
         with autocast:
             outputs = model(images)

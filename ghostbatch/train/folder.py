@@ -1,4 +1,4 @@
-"""The folder of one run: whose it is, where it stands, how it ended."""
+"""The folder of one run: its recipe, its checkpoints and its summary."""
 
 import json
 import platform
@@ -11,18 +11,18 @@ import torch
 import ghostbatch
 from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
-from ghostbatch.recipe import Plan
+from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.checkpoint import Checkpoints
 from ghostbatch.train.record import Summary, read_summary, to_json
 
 
 class RunFolder:
-    """Reads and writes a run's files; opening one checks that it belongs to the recipe."""
+    """Reads and writes the files of a run; refuses a folder of another recipe."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path = path
         self.samples = plan.samples
-        self.recipe = plan.recipe.as_dict()
+        self.recipe = plan.recipe
         self.metrics = path / "metrics.jsonl"
         self._run, self._summary = (path / name for name in ("run.json", "summary.json"))
         self.checkpoints = Checkpoints(path, self.recipe)
@@ -33,9 +33,7 @@ class RunFolder:
             raise InputError(
                 "out", f"{path} holds files of another program", "choose another folder"
             )
-        if header and header["recipe"] != self.recipe:
-            theirs = header["recipe"]
-            fields = [f for f in self.recipe if self.recipe[f] != theirs.get(f)]
+        if header and (fields := _differences(self.recipe, header["recipe"], path)):
             raise InputError(
                 "out",
                 f"{path} belongs to another recipe ({', '.join(fields)} differ)",
@@ -43,15 +41,15 @@ class RunFolder:
             )
 
     def header(self) -> dict[str, Any]:
-        """What `begin` wrote; empty for a new run."""
+        """Return what `begin` wrote; empty for a new run."""
         return read_header(self.path) if self._run.exists() else {}
 
     def begin(self, device: torch.device, threads: int) -> int:
-        """Describe a new run; return the thread count that this run started with."""
+        """Write ``run.json`` of a new run; return the thread count that the run started with."""
         header = self.header()
         if not header:
             header = {
-                "recipe": self.recipe,
+                "recipe": self.recipe.as_dict(),
                 "samples": self.samples,
                 "versions": {
                     "ghostbatch": ghostbatch.__version__,
@@ -67,39 +65,48 @@ class RunFolder:
         return int(header["threads"])
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """The newest checkpoint that is whole; refused if the records before it are not there."""
+        """Return the newest intact checkpoint; refuse if records before it are missing."""
         saved = self.checkpoints.load()
         held = self.metrics.stat().st_size if self.metrics.exists() else 0
         if saved is not None and held < saved["metrics"]:
             raise InputError(
                 "out",
-                f"{self.metrics} is shorter than its checkpoint knows",
+                f"{self.metrics} is shorter than when the checkpoint was taken",
                 "delete the folder to start this run again",
             )
         return saved
 
     def begun(self) -> bool:
-        """Whether there is anything to go on from."""
+        """Return whether the folder has a checkpoint or a summary."""
         return self.checkpoints.exist() or self._summary.exists()
 
     def summary(self) -> Summary | None:
-        """The summary, if the run has ended."""
+        """Return the summary, or None if the run has not ended."""
         return read_summary(self._summary)
 
     def end(self, summary: Summary) -> None:
-        """Write the summary, last of all: its presence means that the run has ended."""
+        """Write the summary; its presence means that the run has ended."""
         with atomic_file(self._summary) as file:
             file.write(to_json(summary).encode() + b"\n")
 
 
+def _differences(recipe: Recipe, written: dict[str, Any], path: Path) -> list[str]:
+    try:
+        return recipe.differences(written)
+    except (TypeError, KeyError):
+        raise InputError(
+            "out", f"{path} is of another version of ghostbatch", "choose another folder"
+        ) from None
+
+
 def read_header(folder: Path) -> dict[str, Any]:
-    """The ``run.json`` of a run folder."""
+    """Return the ``run.json`` of a run folder."""
     path = folder / "run.json"
     try:
         header = json.loads(path.read_text())
         int(header["threads"]), int(header["samples"]), header["recipe"]["seed"], header["device"]
     except (ValueError, TypeError, KeyError):
-        raise InputError("out", f"{path} is not of this program", "choose another folder") from None
+        raise InputError("out", f"{path} is not of ghostbatch", "choose another folder") from None
     return dict(header)
 
 
@@ -110,7 +117,7 @@ def _describe(device: torch.device) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of this package's own checkout, if it runs from one."""
+    """Return the commit of the checkout that this package runs from, if it does."""
     here = Path(__file__)
     try:
         for arguments in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"]):

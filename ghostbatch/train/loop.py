@@ -15,15 +15,19 @@ from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.folder import RunFolder
+from ghostbatch.train.journal import Journal
 from ghostbatch.train.ranks import Ranks, joined
 from ghostbatch.train.record import OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
-from ghostbatch.train.session import Interval, Session
 from ghostbatch.train.signals import Signals
-from ghostbatch.train.split import split_batch
+from ghostbatch.train.split import naming_micro, split_batch
 from ghostbatch.train.state import State, parameter_dtype
+from ghostbatch.train.update import Update
 
 DEVICES = ("cpu", "cuda")
+
+READ_EVERY = 20
+"""Updates between two readings of the monitor on a GPU, at most."""
 
 
 def train(
@@ -42,56 +46,49 @@ def train(
     on_bad_image: OnBadImage = "fatal",
     on_record: OnRecord | None = None,
 ) -> Summary:
-    """Run a recipe to its end, or go on with it where the folder says that it stopped.
+    """Run a recipe to its end, or continue the run that its folder holds; return the summary.
 
-    Started by torchrun, or inside a process group, it is one run on all ranks, with the numbers
-    that it would have on one. A SIGINT or SIGTERM is answered when the update at hand is done and
-    saved; a second one at once.
+    Under torchrun, or inside a process group, this is one run on all ranks, with the same numbers
+    as on one rank. After a SIGINT or SIGTERM the run finishes its update, saves and stops; a second
+    signal stops it at once.
 
     Args:
         recipe: decides every number.
-        out: the run's folder; without one nothing is kept. The first rank reads and writes it.
-        device: "cpu", "cuda", ...; the GPU if there is one, each rank its own.
-        micro: samples per backward pass, over all ranks; less memory for the same numbers.
-        threads: for the CPU's arithmetic; a resumed run keeps those it began with.
-        evaluations: how often the test set is looked at, evenly over the updates; it is looked
-            at four times per factor of ten in updates as well, so that the beginning is seen.
+        out: folder of the run; None keeps nothing. Only the first rank reads and writes it.
+        device: "cpu", "cuda", ...; None is the GPU if there is one, one for each rank.
+        micro: samples per backward pass, over all ranks; saves memory, keeps the numbers.
+        threads: CPU threads; a resumed run keeps the number it began with.
+        evaluations: evaluations on the test set, evenly spaced over the updates; four more per
+            factor of ten in updates show the beginning.
         checkpoint_seconds: time between checkpoints.
-        checkpoint_updates: at most so many updates between checkpoints, besides.
-        data_dir: where the data sets are; None is GHOSTBATCH_DATA, or ``data`` here.
-        download: get the data set if it is not there.
+        checkpoint_updates: updates between checkpoints, if that comes earlier.
+        data_dir: folder of the data sets; None is GHOSTBATCH_DATA, or ``data`` here.
+        download: download the data set if it is missing.
         workers: processes that decode the images of a folder.
-        on_bad_image: a file that cannot be read is "fatal", or "skip": said, and replaced.
-        on_record: called, on the first rank, with every record that goes to ``metrics.jsonl``.
+        on_bad_image: what an unreadable image does: "fatal" ends the run, "skip" warns and takes
+            another image.
+        on_record: called on the first rank with every record of ``metrics.jsonl``.
 
     """
     where = find_device(device)
-    for name, value in (
-        *(("threads", threads), ("evaluations", evaluations)),
-        *(("checkpoint_updates", checkpoint_updates), ("workers", workers)),
-    ):
-        if value is not None and value < 1:
-            raise InputError(name, f"{value} is below 1", "use 1 or more")
-    with joined(where) as ranks, _own_draws(where):
+    _check_positive(
+        threads=threads,
+        evaluations=evaluations,
+        checkpoint_updates=checkpoint_updates,
+        workers=workers,
+    )
+    generators = [] if where.type == "cpu" else [where]
+    with joined(where) as ranks, torch.random.fork_rng(devices=generators):
         data = _load(recipe.data, data_dir, download, ranks)
         plan = recipe.plan(data.info.samples)
-        looks = _evenly(plan.updates, evaluations) | set(log_spaced(plan.updates, per_decade=4))
-        notes = looks | set(log_spaced(plan.updates))
         state = State(plan, data.info, where)
-        cut = split_batch(recipe, state.model, micro, ranks.world)
-        if cut.whole and ranks.world > 1:
+        split = split_batch(recipe, state.model, micro, ranks.world)
+        if split.needs_full_batch and ranks.world > 1:
             to_cross_rank(state.model)
-        with _folder_of(plan, out, ranks) as folder:
+        with _open_folder(plan, out, ranks) as folder:
             if (ended := ranks.on_rank_zero(folder.summary)) is not None:
                 return ended
-            # refused, if it must be, before anything is written
-            saved = ranks.on_rank_zero(folder.checkpoint) or {"metrics": 0}
-            if "state" in saved:
-                state.load_state_dict(saved["state"])
-            elif recipe.hold == "distance":
-                state.follow(ranks.on_rank_zero(lambda: read_drop_targets(plan)))
-            count = threads or torch.get_num_threads()
-            checkpoints = Interval(checkpoint_seconds, checkpoint_updates)
+            kept_bytes = _restore(state, folder, ranks)  # may refuse; nothing is written before
             feed = open_feed(
                 data,
                 workers=workers,
@@ -102,33 +99,79 @@ def train(
                 device=where,
                 dtype=parameter_dtype(recipe),
             )
-            going = (plan, feed, state, cut, ranks, folder, saved["metrics"], checkpoints)
+            count = threads or torch.get_num_threads()
             with (
+                closing(feed),
                 _threads(ranks.on_rank_zero(lambda: folder.begin(where, count))),
-                closing(Session(*going, on_record)) as session,
+                closing(Update(state, feed, split, ranks)) as update,
+                closing(
+                    Journal(
+                        *(state, feed, ranks, folder),
+                        kept_bytes=kept_bytes,
+                        checkpoint_seconds=checkpoint_seconds,
+                        checkpoint_updates=checkpoint_updates,
+                        on_record=on_record,
+                    )
+                ) as journal,
                 Signals(launched=ranks.world > 1) as signals,
+                naming_micro(split),
             ):
-                if state.update == 0:
-                    session.record_validation()
-                while state.update < state.end:
-                    step = session.step(stop=signals.noted is not None)
-                    if step.problem is not None:
-                        return session.give_up(step.problem)
-                    last = state.update == state.end
-                    if last or state.update in notes or state.update in state.drops:
-                        session.record_training()
-                    if state.update in looks and not last:  # the end, once it is safe
-                        session.record_validation()
-                    session.save_if_due()
-                    if step.stop:
-                        session.save()
-                        signals.follow()
-                session.save()
-                return session.end()
+                return _run(update, journal, signals, evaluations)
+
+
+def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -> Summary:
+    """Update until the end; log, evaluate and save on the way; return the summary."""
+    state = update.state
+    log_updates, eval_updates = _schedule(state.plan.updates, evaluations)
+    read_every = _read_every(state.device, journal.updates)
+    if state.update == 0:
+        journal.record_validation()
+    while state.update < state.end:
+        update(stop=signals.noted is not None)
+        last = state.update == state.end
+        log = last or state.update in log_updates or state.update in state.drops
+        if not log and state.update % read_every:
+            continue
+        reading = state.monitor.read()
+        if reading.problem is not None:
+            return journal.give_up(reading, update)
+        if log:
+            journal.record_training()
+        if state.update in eval_updates and not last:  # the last evaluation follows the checkpoint
+            journal.record_validation()
+        journal.save_if_due(next_chance=read_every)
+        if reading.stop:
+            journal.save()
+            signals.follow()
+    journal.save()
+    return journal.end()
+
+
+def _read_every(device: torch.device, checkpoint_updates: int | None) -> int:
+    """Return the updates between two readings of the monitor; on a GPU each one waits for it."""
+    return min(READ_EVERY, checkpoint_updates or READ_EVERY) if device.type == "cuda" else 1
+
+
+def _schedule(updates: int, evaluations: int) -> tuple[set[int], set[int]]:
+    """Return the updates after which training is logged, and those after which it is evaluated."""
+    evenly = {round(updates * k / evaluations) for k in range(1, evaluations + 1)}
+    eval_updates = evenly | set(log_spaced(updates, per_decade=4))
+    return eval_updates | set(log_spaced(updates)), eval_updates
+
+
+def _restore(state: State, folder: RunFolder, ranks: Ranks) -> int:
+    """Load the newest checkpoint, if there is one; return the length of the metrics file then."""
+    saved = ranks.on_rank_zero(folder.checkpoint)
+    if saved is not None:
+        state.load_state_dict(saved["state"])
+        return int(saved["metrics"])
+    if state.plan.recipe.hold == "distance":
+        state.follow(ranks.on_rank_zero(lambda: read_drop_targets(state.plan)))
+    return 0
 
 
 def find_device(name: str | torch.device | None) -> torch.device:
-    """The device asked for, or else the GPU if there is one."""
+    """Return the device of that name, or the GPU if there is one; refuse one that is not there."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, remedy = InputError, "use cpu"
@@ -139,38 +182,40 @@ def find_device(name: str | torch.device | None) -> torch.device:
             kind, remedy = RankLocalError, "use as many ranks as this machine has GPUs, or cpu"
         torch.empty(0, device=device)
         usable = device.type in DEVICES
-    except (RuntimeError, AssertionError):  # how PyTorch says no depends on its build
+    except (RuntimeError, AssertionError):  # which one depends on PyTorch's build
         usable = False
     if not usable:
         raise kind("device", f"{name} is not available here", remedy)
     return device
 
 
+def _check_positive(**numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise InputError(name, f"{value} is below 1", "use 1 or more")
+
+
 def _load(name: str, data_dir: str | Path | None, download: bool, ranks: Ranks) -> Data:
-    """The data set, on each rank; where it must be got, one rank of each machine gets it."""
+    """Load the data set on every rank; one rank of each machine downloads it first if asked to."""
     if download and ranks.world > 1:
-        getter = os.environ.get("LOCAL_RANK", "0") == "0"
-        ranks.all_or_none(lambda: load(name, data_dir, download=True) if getter else None)
+        downloads = os.environ.get("LOCAL_RANK", "0") == "0"
+        ranks.all_or_none(lambda: load(name, data_dir, download=True) if downloads else None)
         download = False
     return ranks.all_or_none(lambda: load(name, data_dir, download))
 
 
-def _evenly(updates: int, times: int) -> set[int]:
-    return {round(updates * k / times) for k in range(1, times + 1)}
-
-
 @contextmanager
-def _folder_of(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[RunFolder]:
-    """The run's own folder, locked by the first rank; a passing one if nothing is to be kept."""
-    with ExitStack() as held:
+def _open_folder(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[RunFolder]:
+    """Yield the run's folder, locked by the first rank; a temporary one if ``out`` is None."""
+    with ExitStack() as stack:
 
         def open_it() -> RunFolder:
             if out is None:
-                return RunFolder(Path(held.enter_context(TemporaryDirectory())), plan)
+                return RunFolder(Path(stack.enter_context(TemporaryDirectory())), plan)
             folder = RunFolder(Path(out), plan)
             if plan.recipe.hold == "distance" and not folder.begun():
-                read_drop_targets(plan)  # refused, if it must be, before there is a folder
-            held.enter_context(locked(folder.path))
+                read_drop_targets(plan)  # may refuse; the folder does not exist yet
+            stack.enter_context(locked(folder.path))
             return folder
 
         yield ranks.on_rank_zero(open_it)
@@ -178,17 +223,10 @@ def _folder_of(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[Run
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Compute with so many threads: another number would round differently."""
+    """Compute with ``count`` threads: another number would round differently."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _own_draws(device: torch.device) -> Iterator[None]:
-    """Leave the caller's random state as it was."""
-    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-        yield

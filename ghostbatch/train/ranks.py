@@ -5,7 +5,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -19,14 +19,14 @@ from ghostbatch.errors import InputError
 
 Answer = TypeVar("Answer")
 
-# They are PyTorch's public names, and absent from builds without torch.distributed.
+# Public names of PyTorch that builds without torch.distributed lack.
 _rendezvous: Any = getattr(dist, "rendezvous", None)
 _PrefixStore: Any = getattr(dist, "PrefixStore", None)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """A process among the others. With one rank nothing is ever sent."""
+    """The rank of this process and the number of ranks. With one rank nothing is ever sent."""
 
     rank: int = 0
     world: int = 1
@@ -37,13 +37,13 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add up every rank's values, in place."""
+        """Sum the values over all ranks, in place, and return them."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
 
     def on_rank_zero(self, ask: Callable[[], Answer]) -> Answer:
-        """What the first rank answers, on every rank; what it refuses, all refuse."""
+        """Call ``ask`` on the first rank; return its answer, or raise its error, on every rank."""
         if self.world == 1:
             return ask()
         box: list[Any] = [None]
@@ -58,7 +58,7 @@ class Ranks:
         return box[0]  # type: ignore[no-any-return]
 
     def all_or_none(self, ask: Callable[[], Answer]) -> Answer:
-        """What each rank finds by itself; what one of them must refuse, all refuse."""
+        """Call ``ask`` on every rank and return each one's answer; if one raises, all raise."""
         if self.world == 1:
             return ask()
         found, refusal = None, None
@@ -73,7 +73,7 @@ class Ranks:
         return found  # type: ignore[return-value]
 
     def min_over_ranks(self, found: Answer | None) -> Answer | None:
-        """The least of what the ranks have found, if any has."""
+        """Return the smallest of the ranks' values, or None if all are None."""
         if self.world == 1:
             return found
         everyone: list[Any] = [None] * self.world
@@ -81,25 +81,23 @@ class Ranks:
         return min(filter(None, everyone), default=None)
 
     def parallel(self, model: nn.Module) -> nn.Module:
-        """The model with its gradients averaged over ranks; buffers are equal without help."""
+        """Wrap the model in DDP if there are several ranks; buffers need no broadcast."""
         if self.world == 1:
             return model
         known = inspect.signature(DistributedDataParallel).parameters
-        newer = "forward_sync_buffers" in known  # later releases of PyTorch have renamed it
-        quiet = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
-        return DistributedDataParallel(model, **quiet)  # type: ignore[arg-type]
+        newer = "forward_sync_buffers" in known  # the name in later releases of PyTorch
+        option = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
+        return DistributedDataParallel(model, **option)  # type: ignore[arg-type]
 
-
-def accumulating(parallel: nn.Module, more: bool) -> AbstractContextManager[Any]:
-    """While there is ``more`` of the batch to come, gradients stay with their rank."""
-    if more and isinstance(parallel, DistributedDataParallel):
-        return parallel.no_sync()
-    return nullcontext()
+    def collect(self) -> None:
+        """Collect dropped DDP wrappers, which are cycles that keep the group's threads alive."""
+        if self.world > 1:
+            gc.collect()
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Ranks]:
-    """The ranks that torchrun has started, or those of the caller's own process group."""
+    """Yield the ranks of the caller's process group, or of torchrun, or a single one."""
     if dist.is_available() and dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -121,21 +119,21 @@ def joined(device: torch.device) -> Iterator[Ranks]:
 
 
 def leave() -> None:
-    """Leave the process group for good.
+    """Destroy the process group.
 
-    A model under DDP keeps it alive, in cycles that only the collector finds. Left to the end of
-    the process, its threads now and then abort it: "terminate called without an active exception".
+    A dropped DDP model keeps the group alive until it is garbage-collected. If its threads live
+    until the process ends, they sometimes abort it: "terminate called without an active exception".
     """
     gc.collect()
     dist.destroy_process_group()
 
 
 def agree_on_name(store: Any, rank: int, world: int) -> str:
-    """A name for this start of the ranks, which no earlier start has used.
+    """Return a name for this start of the ranks that no earlier start has used.
 
-    After a restart torchrun hands out the same store again, with the addresses of ranks that are
-    gone. So the first rank names the start. It answers whatever greeting it finds, the old ones
-    too, until everyone has had its answer.
+    After a restart torchrun hands out the same store, which still holds the addresses of the ranks
+    before. So the first rank chooses a new name. It answers every greeting in the store, old ones
+    too, until all ranks have its name.
     """
     mine = uuid4().hex
     if rank > 0:
@@ -149,8 +147,3 @@ def agree_on_name(store: Any, rank: int, world: int) -> str:
             store.set(f"answer/{greeting}", mine)
             time.sleep(0.01)
     return mine
-
-
-def is_first() -> bool:
-    """Whether this process speaks for all: the first rank, or the only one."""
-    return os.environ.get("RANK", "0") == "0"

@@ -1,4 +1,4 @@
-"""What a run writes down while it goes, and what it ends with."""
+"""The records that a run writes, and the summary that it ends with."""
 
 import json
 import os
@@ -25,7 +25,7 @@ class Record:
     epoch: float
     """Passes over the training set done."""
     split: Split
-    """"train": means over the updates since the last such record; "validation": the test set."""
+    """"train": means over the updates since the last one; "validation": the test set."""
     loss: float
     accuracy: float
     """In percent."""
@@ -36,7 +36,7 @@ class Record:
     gradient_norm: float | None = None
     """Mean norm before clipping, over the updates since the last train record."""
     clipped: float | None = None
-    """The fraction of those updates that were clipped."""
+    """Fraction of these updates that were clipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class Summary:
 
     status: Status
     accuracy: float
-    """Of the last update, in percent; never the best one."""
+    """Test accuracy after the last update, in percent; never the best one."""
     loss: float
     updates: int
     epochs: float
     distance: float
     seconds: float
     reason: str | None = None
-    """Of a run that diverged: the update, where it began, and the remedy."""
+    """Of a diverged run: the update, the layer where it began, and the remedy."""
 
 
 OnRecord = Callable[[Record], None]
@@ -62,7 +62,7 @@ class Recorder:
     """Appends records to a file and passes them on.
 
     Args:
-        path: the file; what it holds beyond ``keep`` bytes is of updates that will be done again.
+        path: the file; it is cut to ``keep`` bytes, because later updates will be run again.
         keep: length of the file when the checkpoint was taken.
         on_record: called with each record.
 
@@ -70,17 +70,17 @@ class Recorder:
 
     def __init__(self, path: Path, keep: int, on_record: OnRecord | None) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)  # nothing is left for closing to fail with
+        self._file = path.open("ab", buffering=0)  # closing then has nothing to write
         self._file.truncate(keep)
-        self._file.seek(keep)  # truncating leaves the position, which checkpoints take, behind
+        self._file.seek(keep)  # truncating does not move the position
         self._on_record = on_record
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def write(self, record: Record) -> None:
-        """Write one line, whole."""
+        """Append one record and call ``on_record``."""
         line = to_json(record).encode() + b"\n"
         with naming(self._path):
             while line:
@@ -88,30 +88,27 @@ class Recorder:
         if self._on_record is not None:
             self._on_record(record)
 
-    def sync(self) -> None:
-        """Have everything on the disk before a checkpoint counts on it."""
+    def sync(self) -> int:
+        """Flush the file to disk, before a checkpoint refers to it; return its length."""
         with naming(self._path):
             os.fsync(self._file.fileno())
-
-    def position(self) -> int:
-        """Length of the file."""
         return self._file.tell()
 
 
 def to_json(result: Record | Summary) -> str:
-    """One JSON object; JSON knows no NaN, so a number that is not finite becomes null."""
-    return json.dumps({k: v if _sound(v) else None for k, v in asdict(result).items()})
+    """Return one JSON object; JSON has no NaN, so a number that is not finite becomes null."""
+    return json.dumps({k: v if _is_finite(v) else None for k, v in asdict(result).items()})
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file, without a last line that was cut short."""
+    """Return the records of a file, without a last line that was cut short."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     with _readable(path):
         return [Record(**_numbers(json.loads(line))) for line in lines]
 
 
 def read_summary(path: Path) -> Summary | None:
-    """The summary, if the run has ended."""
+    """Return the summary, or None if the run has not ended."""
     if not path.exists():
         return None
     with _readable(path):
@@ -126,11 +123,11 @@ def _readable(path: Path) -> Iterator[None]:
         raise InputError("folder", f"{path} cannot be read", "delete the run's folder") from None
 
 
-def _sound(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return not isinstance(value, float) or isfinite(value)
 
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
-    """The way back: null is NaN, except where a field may be absent."""
+    """Undo `to_json`: null becomes NaN, except in optional fields."""
     optional = {"gradient_norm", "clipped", "reason"}
     return {k: float("nan") if v is None and k not in optional else v for k, v in fields.items()}

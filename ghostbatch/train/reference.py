@@ -1,4 +1,4 @@
-"""The run that another one follows: how far it had walked at each drop of its rate."""
+"""The reference of a run with hold "distance": its weight distance at each drop of the rate."""
 
 from math import inf
 from pathlib import Path
@@ -11,29 +11,29 @@ from ghostbatch.train.folder import read_header
 from ghostbatch.train.record import read_summary
 
 SETTLED = 0.05
-"""A phase in which the distance grows by less than this fraction is decided by its updates."""
+"""A phase in which the distance grows by less than this fraction has the reference's updates."""
 
 
 class DropTargets(NamedTuple):
-    """When the rate drops, for each drop."""
+    """When the rate drops: one value per drop."""
 
     reached: tuple[float, ...]
-    """At this distance; infinity if the reference was only settling in that phase."""
+    """The weight distance; infinity if the reference's distance hardly grew in that phase."""
     longest: tuple[int, ...]
-    """And after so many updates since the drop before, at the latest."""
+    """The largest number of updates since the drop before."""
 
     @classmethod
     def unknown(cls, plan: Plan) -> "DropTargets":
-        """The longest that a run can take, before a reference was read."""
+        """Return the targets of a run whose reference has not been read: only upper bounds."""
         phases = plan.phases[:-1]
         return cls((inf,) * len(phases), tuple(LATEST * phase for phase in phases))
 
 
 def read_drop_targets(plan: Plan) -> DropTargets:
-    """Read the reference of a plan whose recipe holds the distance.
+    """Read the reference run of a plan with hold "distance"; return when the rate must drop.
 
-    At a low rate weights settle: their distance hardly grows, and weight decay may bring them back.
-    Such a phase says nothing by its distance, so it is as long as the reference's.
+    At a low rate the distance hardly grows, and weight decay may shrink it. Such a phase is as long
+    as the reference's instead.
     """
     folder = Path(plan.recipe.reference or "")
     _check(folder, plan)
@@ -41,15 +41,15 @@ def read_drop_targets(plan: Plan) -> DropTargets:
     ends = [sum(phases[: number + 1]) for number in range(len(phases))]
     reached, longest, farthest = [], [], 0.0
     for distance, phase in zip(distances_at(folder / "metrics.jsonl", ends), phases, strict=True):
-        walking = distance > farthest * (1 + SETTLED)
-        reached.append(distance if walking else inf)
-        longest.append(LATEST * phase if walking else phase)
+        growing = distance > farthest * (1 + SETTLED)
+        reached.append(distance if growing else inf)
+        longest.append(LATEST * phase if growing else phase)
         farthest = max(farthest, distance)
     return DropTargets(tuple(reached), tuple(longest))
 
 
 def _check(folder: Path, plan: Plan) -> None:
-    """Refuse a reference that this run cannot follow."""
+    """Refuse a reference whose distances do not fit this plan."""
     if not (folder / "run.json").exists():
         raise InputError("reference", f"{folder} holds no run", "name the folder of one")
     summary = read_summary(folder / "summary.json")

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a run goes: they wait until the update is done and saved."""
+"""SIGINT and SIGTERM during a run: handled after the current update is finished and saved."""
 
 import signal
 import threading
@@ -7,14 +7,14 @@ from types import FrameType, TracebackType
 from typing import Any
 
 REPEATED = 1.0
-"""Seconds within which a launcher may pass on what its ranks have received already."""
+"""Seconds within which a launcher may repeat a signal that its ranks have already received."""
 
 
 class Signals:
-    """Notes a first signal, for the run to answer between two updates; a second acts at once.
+    """Notes the first signal, for the run to handle between updates; a second acts at once.
 
     Args:
-        launched: whether a launcher such as torchrun repeats the terminal's signals to its ranks.
+        launched: whether a launcher such as torchrun passes the terminal's signals on to its ranks.
 
     """
 
@@ -25,7 +25,7 @@ class Signals:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        """Listen, where Python allows it: in the main thread, to what is not ignored."""
+        """Install the handlers, in the main thread only, for signals that are not ignored."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 handler = signal.getsignal(number)
@@ -40,19 +40,19 @@ class Signals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the signals to whoever had them before; one that came too late to wait, too."""
-        self._let_go()
+        """Restore the handlers; raise a noted signal that the run did not handle."""
+        self._restore()
         if self.noted is not None and kind is None:
             self.follow()
 
     def follow(self) -> None:
-        """Let the noted signal take its usual course, now that everything is saved."""
-        number = self.noted or signal.SIGTERM  # another rank's: this one is to end with it
+        """Raise the noted signal with the original handlers, after everything is saved."""
+        number = self.noted or signal.SIGTERM  # none was noted here: another rank got it
         self.noted = None
-        self._let_go()
+        self._restore()
         signal.raise_signal(number)
 
-    def _let_go(self) -> None:
+    def _restore(self) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()

@@ -1,123 +1,152 @@
-"""How a batch is cut: into micro-batches first, then each contiguously over the ranks."""
+"""How a batch is split: into micro-batches first, then each micro-batch over the ranks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, RankLocalError
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class BatchSplit:
-    """The pieces of a batch; what is normalised together is never parted."""
+    """Sizes of the parts of a batch; samples that are normalised together stay together."""
 
     batch: int
     """Samples per update, over all ranks."""
     micro: int
     """Samples per backward pass, over all ranks."""
     world: int
-    """Ranks."""
-    unit: int
-    """Samples that must stay together on a rank: a ghost, or 1 without batch norm."""
-    whole: bool = False
-    """Whether plain batch norm needs each batch in one pass."""
+    """Number of ranks."""
+    multiple_of: int
+    """The shard of a rank must be a multiple of this: the ghost size, or 1 without batch norm."""
+    needs_full_batch: bool = False
+    """Whether plain batch norm needs the batch in one backward pass."""
 
     @property
     def shard(self) -> int:
         """Samples per backward pass on one rank."""
         return self.micro // self.world
 
-    def pieces(self, rank: int) -> list[slice]:
-        """Positions in the batch of what one rank sees, one slice per backward pass.
+    def positions(self, rank: int) -> list[slice]:
+        """Return the positions in the batch that one rank computes, one slice per backward pass.
 
-        >>> BatchSplit(batch=16, micro=8, world=2, unit=4).pieces(rank=1)
+        >>> BatchSplit(batch=16, micro=8, world=2, multiple_of=4).positions(rank=1)
         [slice(4, 8, None), slice(12, 16, None)]
         """
         starts = range(rank * self.shard, self.batch, self.micro)
         return [slice(start, start + self.shard) for start in starts]
 
     def smaller(self) -> int | None:
-        """The next micro-batch to try where memory does not suffice: about half of this one."""
-        fitting = [m for m in self._micros() if m <= self.micro // 2]
-        return max(fitting, default=None)
+        """Return the largest valid micro-batch that is at most half of this one, if any."""
+        return max((m for m in self._valid_micros() if m <= self.micro // 2), default=None)
 
     def check(self) -> None:
-        """Refuse sizes that do not divide, and name those that would."""
+        """Refuse sizes that do not divide, and name sizes that do."""
         if self.micro < 1:
             raise InputError("micro", f"{self.micro} is below 1", self._remedy())
-        if self.whole and self.micro != self.batch:
+        if self.needs_full_batch and self.micro != self.batch:
             raise InputError(
                 "micro",
                 f"plain batch norm normalises all {self.batch} samples at once",
                 "leave micro out, or set a ghost size that divides it",
             )
-        step = self.world * self.unit
+        step = self.world * self.multiple_of
         parted = self.micro != self.batch or self.world > 1
         if self.batch % self.micro or (parted and self.micro % step):
-            ranks = f" for {self.world} ranks" if self.world > 1 else ""
-            ghosts = f" of whole ghosts of {self.unit}" if self.unit > 1 else ""
+            ranks = f" over {self.world} ranks" if self.world > 1 else ""
+            unit = self.multiple_of
+            ghosts = f" with ghosts of {unit} kept whole" if unit > 1 else ""
             raise InputError(
                 "micro" if self.world == 1 or self.micro != self.batch else "ranks",
-                f"batch {self.batch} cannot be cut into pieces of {self.micro}{ranks}{ghosts}",
+                f"batch {self.batch} does not split into micro-batches of {self.micro}"
+                f"{ranks}{ghosts}",
                 self._remedy(),
             )
 
-    def _micros(self) -> list[int]:
-        """Every micro-batch that these ranks could take."""
-        if self.whole:
+    def _valid_micros(self) -> list[int]:
+        """Return every micro-batch that this number of ranks could take."""
+        if self.needs_full_batch:
             return []
-        step = self.world * self.unit
+        step = self.world * self.multiple_of
         return [m for m in range(step, self.batch + 1, step) if self.batch % m == 0]
 
     def _remedy(self) -> str:
-        if micros := self._micros():
+        if micros := self._valid_micros():
             return f"use micro {_listed(micros)}"
-        step = self.world * self.unit
+        step = self.world * self.multiple_of
         other = f"a batch that {step} divides, such as {max(1, round(self.batch / step)) * step}"
         if self.world == 1:
             return f"leave micro out, or use {other}"
-        worlds = [w for w in range(1, self.world) if w == 1 or self.batch % (w * self.unit) == 0]
-        whole = "" if self.micro == self.batch else "leave micro out and "
-        return f"{whole}use {_listed(worlds)} rank{'s' if worlds != [1] else ''}, or {other}"
+        unit = self.multiple_of
+        worlds = [w for w in range(1, self.world) if w == 1 or self.batch % (w * unit) == 0]
+        leave = "" if self.micro == self.batch else "leave micro out and "
+        return f"{leave}use {_listed(worlds)} rank{'s' if worlds != [1] else ''}, or {other}"
 
 
 def split_batch(recipe: Recipe, model: nn.Module, micro: int | None, world: int) -> BatchSplit:
-    """How this model's batches are cut on so many ranks; refused if its ghosts would change."""
-    normed = any(isinstance(layer, _BatchNorm) for layer in model.modules())
-    cut = BatchSplit(
+    """Return how the batches of ``model`` are split over ``world`` ranks.
+
+    Sizes that would change the ghosts are refused.
+    """
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    split = BatchSplit(
         batch=recipe.batch,
         micro=recipe.batch if micro is None else micro,
         world=world,
-        unit=(recipe.ghost or 1) if normed else 1,
-        whole=normed and recipe.ghost is None,
+        multiple_of=(recipe.ghost or 1) if norms else 1,
+        needs_full_batch=bool(norms) and recipe.ghost is None,
     )
-    cut.check()
-    foreign = [
-        f"{name} ({type(layer).__name__})"
-        for name, layer in model.named_modules()
-        if isinstance(layer, _BatchNorm)
-        and not isinstance(layer, GhostBatchNorm)
-        and type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    ]
-    if foreign and (world > 1 or cut.micro != cut.batch):
+    split.check()
+    for name, norm in norms.items():
+        known = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        if known or isinstance(norm, GhostBatchNorm) or (world == 1 and split.micro == split.batch):
+            continue
         raise InputError(
             "model",
-            f"{foreign[0]} is a batch norm of another kind, which would see the pieces of a batch",
+            f"{name} ({type(norm).__name__}) is an unknown kind of batch norm, which would "
+            "normalise each part of a split batch by itself",
             "use one rank and no micro-batches, or a model with plain BatchNorm layers",
         )
-    if recipe.ghost and recipe.running == "mean" and cut.micro != cut.batch:
+    if recipe.ghost and recipe.running == "mean" and split.micro != split.batch:
         raise InputError(
             "micro",
             'running "mean" takes the mean over all ghosts of a batch at once',
             "leave micro out, or use running sequential",
         )
-    return cut
+    return split
+
+
+@contextmanager
+def naming_micro(split: BatchSplit) -> Iterator[None]:
+    """Turn an out-of-memory error into an `InputError` that names a smaller micro-batch."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(
+            error
+        ):
+            raise
+        problem = f"{split.shard} samples at a time do not fit into this device's memory"
+        raise RankLocalError("micro", problem, _memory_remedy(split)) from None
+
+
+def _memory_remedy(split: BatchSplit) -> str:
+    if (smaller := split.smaller()) is not None:
+        return f"use micro {smaller}: the same numbers in less memory"
+    if split.needs_full_batch:
+        return "use more ranks, or ghost batch norm, which can be split into micro-batches"
+    if split.shard == split.multiple_of:
+        return "use a smaller ghost or network: the micro-batch is one ghost already"
+    return f"use a batch that {split.multiple_of} divides: it can be split into micro-batches"
 
 
 def _listed(sizes: list[int]) -> str:
-    """The largest few, as people write a choice."""
+    """Return the four largest sizes as a choice in words: "64, 32 or 16"."""
     *others, last = (str(size) for size in sorted(sizes, reverse=True)[:4])
     return f"{', '.join(others)} or {last}" if others else last

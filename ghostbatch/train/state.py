@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD
 
 from ghostbatch.data import Info
 from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
@@ -12,89 +11,87 @@ from ghostbatch.draws import key
 from ghostbatch.nn import BatchPosition, find_model, key_dropout, to_ghost
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.train.monitor import Monitor
 from ghostbatch.train.reference import DropTargets
-from ghostbatch.train.step import Tally
-from ghostbatch.train.watch import Watch
 
 
 class State:
-    """The model, its optimizer and schedule, and what is counted, after ``update`` updates."""
+    """The model, its optimizer, schedule and measurements after ``update`` updates."""
 
     def __init__(self, plan: Plan, info: Info, device: torch.device) -> None:
-        recipe, regime = plan.recipe, plan.regime
-        self.device, self.plan = device, plan
+        recipe = plan.recipe
+        self.plan, self.device = plan, device
         self.update = 0
+        """Updates done."""
         self.seconds = 0.0
+        """Seconds spent, up to the last checkpoint."""
         self.model = initial_model(recipe, info).to(device, parameter_dtype(recipe))
-        if device.type == "cuda":  # where convolutions are faster so
+        if device.type == "cuda":  # convolutions are faster in this layout
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = SGD(
-            self.model.parameters(),
-            lr=regime.lr,
-            momentum=regime.momentum,
-            weight_decay=regime.weight_decay,
-        )
+        self.optimizer = recipe.optimizer.build(self.model.parameters(), plan.regime)
         self.distance = WeightDistance(self.model)
-        self.scheduler = self._schedule()
-        self.tally = Tally()
-        self.watch = Watch()
-        self.position = BatchPosition(device)
-        key_dropout(self.model, self.position)
+        self.scheduler = self._build_scheduler()
+        self.monitor = Monitor(recipe.clip, device)
+        position = BatchPosition(device)
+        self.position = position if key_dropout(self.model, position) else None
+        """Where dropout layers read which samples they see; None if there are none."""
 
-    def _schedule(self) -> RegimeScheduler:
-        """By the clock, or by distance; then `follow` says by which."""
-        plan, legs = self.plan, DropTargets.unknown(self.plan)
+    def _build_scheduler(self) -> RegimeScheduler:
+        """Return the scheduler; one that holds the distance gets its targets from `follow`."""
+        plan = self.plan
+        sizes = {"samples_per_epoch": plan.samples, "batch": plan.held_batch}
         if plan.recipe.hold != "distance":
-            return RegimeScheduler(
-                self.optimizer, plan.regime, samples_per_epoch=plan.samples, batch=plan.held_batch
-            )
+            return RegimeScheduler(self.optimizer, plan.regime, **sizes)
+        reached, longest = DropTargets.unknown(plan)
         return DistanceScheduler(
             self.optimizer,
             plan.regime,
             distance=self.distance,
-            reached=legs.reached,
-            longest=legs.longest,
-            samples_per_epoch=plan.samples,
-            batch=plan.held_batch,
+            reached=reached,
+            longest=longest,
+            **sizes,
         )
 
-    def follow(self, legs: DropTargets) -> None:
-        """Drop the rate where the reference had dropped it."""
+    def follow(self, targets: DropTargets) -> None:
+        """Drop the rate at the distances at which the reference run dropped it."""
         if isinstance(self.scheduler, DistanceScheduler):
-            self.scheduler.follow(self.plan.regime, *legs)
+            self.scheduler.follow(self.plan.regime, *targets)
 
     @property
     def drops(self) -> tuple[int, ...]:
-        """Updates at which the rate has dropped, or will by the clock."""
+        """The updates at which the rate drops; with hold "distance" those known so far."""
         if isinstance(self.scheduler, DistanceScheduler):
             return tuple(self.scheduler.dropped)
         return self.plan.drop_updates
 
     @property
     def end(self) -> int:
-        """The update after which the run ends; at most, while a drop is still to come."""
-        if len(self.drops) < len(self.plan.regime.drops) or not self.drops:
+        """The number of updates of the run; an upper bound while a drop is still to come."""
+        drops = self.drops
+        if len(drops) < len(self.plan.regime.drops) or not drops:
             return self.plan.updates
-        return self.drops[-1] + self.plan.phases[-1]
+        return drops[-1] + self.plan.phases[-1]
 
     def _parts(self) -> dict[str, Any]:
-        names = ("model", "optimizer", "scheduler", "distance", "tally", "watch")
+        names = ("model", "optimizer", "scheduler", "distance")
         return {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain containers and tensors."""
+        """Return plain containers and tensors."""
         parts = {name: part.state_dict() for name, part in self._parts().items()}
-        return {**parts, "update": self.update, "seconds": self.seconds}
+        counts = {"update": self.update, "seconds": self.seconds}
+        return {**parts, **self.monitor.state_dict(), **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state`` was taken."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
+        self.monitor.load_state_dict(state)
         self.update, self.seconds = state["update"], state["seconds"]
 
 
 def initial_model(recipe: Recipe, info: Info) -> nn.Module:
-    """The network before its first update: drawn on the CPU, so the same on every device."""
+    """Return the network before its first update, drawn on the CPU: the same for every device."""
     channels, size, _ = info.shape
     torch.manual_seed(key(recipe.seed, "weights"))
     model = find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
@@ -104,5 +101,10 @@ def initial_model(recipe: Recipe, info: Info) -> nn.Module:
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:
-    """Weights are fp32 except in fp64 runs; bf16 is a matter of autocast."""
+    """Return the dtype of the weights: fp64 in fp64 runs, else fp32 (bf16 is autocast's)."""
     return torch.float64 if recipe.precision == "fp64" else torch.float32
+
+
+def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """Return the autocast context of a recipe's precision; it can be entered many times."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16")

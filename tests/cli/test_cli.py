@@ -1,15 +1,18 @@
 """The command line: what it prints, and how it refuses."""
 
+import inspect
 import json
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
 import ghostbatch
 from ghostbatch import cli
+from ghostbatch.cli.train import RunOptions
 from ghostbatch.errors import RankLocalError
-from ghostbatch.study import PROVISIONAL
+from ghostbatch.study import PROVISIONAL, Job, Where, WorkerDied
 
 
 @pytest.fixture
@@ -31,59 +34,59 @@ def run(monkeypatch, capsys, tmp_path):
     return call
 
 
-BAD = {
-    "command": "fly",
-    "recipe": "train f9-digits",
-    "recipe ": "plan",
-    "study": "study slow",
-    "columns": "study quick --columns SB,+XX",
-    "seeds": "study quick --seeds one",
-    "jobs": "study quick --jobs 0",
-    "folder": "report nowhere",
-    "model": "train f1-digits --model vgg99",
-    "data": "train f1-digits --data letters",
-    "data ": "train f1-mnist",
-    "data  ": "train f1-digits --data synthetic:3x32",
-    "model ": "train f1-digits --model python:nothing",
-    "batch": "train f1-digits --batch 1",
-    "batch ": "train f1-digits --batch 4001 --base-batch 32",
-    "batch  ": "plan f1-digits --batch 4096",
-    "ghost": "train f1-digits --ghost 1",
-    "ghost ": "train f1-digits --ghost 33",
-    "ghost  ": "train f1-digits --ghost many",
-    "noise": "train f1-digits --noise --base-batch 64",
-    "clip": "train f1-digits --clip 0",
-    "regime.lr": "train f1-digits --regime.lr -0.1",
-    "regime.lr ": "train f1-digits --regime.lr nan",
-    "regime.weight_decay": "train f1-digits --regime.weight-decay inf",
-    "regime.momentum": "train f1-digits --regime.momentum 1.5",
-    "regime.epochs": "train f1-digits --regime.epochs 0 --regime.drops ,",
-    "regime.warmup": "train f1-digits --regime.warmup 5",
-    "regime.drops": "train f1-digits --regime.drops 3:0.1,2:0.01",
-    "regime.drops ": "train f1-digits --regime.drops 4:0.1",
-    "regime.drops  ": "train f1-digits --regime.drops 1:-0.1",
-    "regime.drops   ": "train f1-digits --regime.drops soon",
-    "lr-rule": "train f1-digits --lr-rule cubic",
-    "device": "train f1-digits --device quantum",
-    "bathc": "train f1-digits --bathc 64",
-    "threads": "train f1-digits --threads -1",
-    "evaluations": "train f1-digits --evaluations 0",
-    "out": "train f1-digits --out /dev/null/run",
-    "out ": "study quick --out /dev/null/study",
-    "regime.epochs ": "train f1-digits --regime.epochs 1/0",
-    "regime.drops    ": "train f1-digits --regime.drops 1/0:0.1",
-    "device ": "train f1-digits --device meta",
-    "batch   ": "plan f1-digits",
+BAD_INPUT = {  # the field that the error names, and the command
+    "unknown-command": ("command", "fly"),
+    "unknown-recipe": ("recipe", "train f9-digits"),
+    "no-recipe": ("recipe", "plan"),
+    "unknown-study": ("study", "study slow"),
+    "unknown-column": ("columns", "study quick --columns SB,+XX"),
+    "seed-is-a-word": ("seeds", "study quick --seeds one"),
+    "no-jobs": ("jobs", "study quick --jobs 0"),
+    "no-folder": ("folder", "report nowhere"),
+    "unknown-model": ("model", "train f1-digits --model vgg99"),
+    "unknown-data": ("data", "train f1-digits --data letters"),
+    "missing-data": ("data", "train f1-mnist"),
+    "synthetic-shape-of-two": ("data", "train f1-digits --data synthetic:3x32"),
+    "python-model-without-function": ("model", "train f1-digits --model python:nothing"),
+    "batch-of-one": ("batch", "train f1-digits --batch 1"),
+    "batch-above-data": ("batch", "train f1-digits --batch 4001 --base-batch 32"),
+    "planned-batch-above-data": ("batch", "plan f1-digits --batch 4096"),
+    "ghost-of-one": ("ghost", "train f1-digits --ghost 1"),
+    "ghost-above-batch": ("ghost", "train f1-digits --ghost 33"),
+    "ghost-is-a-word": ("ghost", "train f1-digits --ghost many"),
+    "noise-below-base-batch": ("noise", "train f1-digits --noise --base-batch 64"),
+    "clip-at-zero": ("clip", "train f1-digits --clip 0"),
+    "negative-lr": ("regime.lr", "train f1-digits --regime.lr -0.1"),
+    "nan-lr": ("regime.lr", "train f1-digits --regime.lr nan"),
+    "infinite-weight-decay": ("regime.weight_decay", "train f1-digits --regime.weight-decay inf"),
+    "momentum-above-one": ("regime.momentum", "train f1-digits --regime.momentum 1.5"),
+    "no-epochs": ("regime.epochs", "train f1-digits --regime.epochs 0 --regime.drops ,"),
+    "warmup-beyond-the-end": ("regime.warmup", "train f1-digits --regime.warmup 5"),
+    "drops-out-of-order": ("regime.drops", "train f1-digits --regime.drops 3:0.1,2:0.01"),
+    "drop-at-the-end": ("regime.drops", "train f1-digits --regime.drops 4:0.1"),
+    "drop-to-a-negative-lr": ("regime.drops", "train f1-digits --regime.drops 1:-0.1"),
+    "drop-is-a-word": ("regime.drops", "train f1-digits --regime.drops soon"),
+    "unknown-lr-rule": ("lr-rule", "train f1-digits --lr-rule cubic"),
+    "unknown-device": ("device", "train f1-digits --device quantum"),
+    "misspelt-flag": ("bathc", "train f1-digits --bathc 64"),
+    "negative-threads": ("threads", "train f1-digits --threads -1"),
+    "no-evaluations": ("evaluations", "train f1-digits --evaluations 0"),
+    "run-below-a-file": ("out", "train f1-digits --out /dev/null/run"),
+    "study-below-a-file": ("out", "study quick --out /dev/null/study"),
+    "epochs-over-zero": ("regime.epochs", "train f1-digits --regime.epochs 1/0"),
+    "drop-epoch-over-zero": ("regime.drops", "train f1-digits --regime.drops 1/0:0.1"),
+    "device-that-cannot-train": ("device", "train f1-digits --device meta"),
+    "plan-without-batch": ("batch", "plan f1-digits"),
 }
 
 
-@pytest.mark.parametrize("field", BAD)
-def test_bad_input_is_one_line_with_the_field_and_a_remedy(run, tmp_path, field):
-    code, out, err = run(*BAD[field].split())
+@pytest.mark.parametrize(("field", "command"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input_is_one_line_with_the_field_and_a_remedy(run, tmp_path, field, command):
+    code, out, err = run(*command.split())
     assert code == 2
     assert out == ""
     assert err.count("\n") == 1
-    assert err.startswith(f"ghostbatch: {field.strip()}: ")
+    assert err.startswith(f"ghostbatch: {field}: ")
     assert "; " in err
     assert list(tmp_path.iterdir()) == []
 
@@ -111,14 +114,14 @@ def test_plan_prints_both_recipes_as_json(run):
     assert (plans["original"]["ghosts"], plans["adapted"]["ghosts"]) == (1, 32)
 
 
-def test_plan_can_be_without_ghosts_and_for_a_smaller_batch(run):
+def test_plan_works_without_ghosts_and_for_a_smaller_batch(run):
     _, out, _ = run("plan", "f1-digits", "--batch", "1024", "--ghost", "None", "--json")
     assert json.loads(out)["adapted"]["ghost"] is None
     _, out, _ = run("plan", "f1-digits", "--batch", "16", "--json")
     assert json.loads(out)["adapted"]["ghost"] == 16
 
 
-def test_the_version_is_told(run):
+def test_the_version_is_printed(run):
     assert run("--version") == (0, f"ghostbatch {ghostbatch.__version__}\n", "")
 
 
@@ -148,7 +151,7 @@ def test_list_marks_the_recipes_that_are_provisional(run):
     assert marked == PROVISIONAL
 
 
-def test_plan_needs_no_files_of_the_data_set(run):
+def test_plan_does_not_read_the_data_set(run):
     _, out, _ = run("plan", "resnet44-cifar10", "--batch", "4096", "--json")
     plans = json.loads(out)
     assert plans["original"]["updates"] == plans["adapted"]["updates"] == 78_125
@@ -169,7 +172,7 @@ def test_train_takes_every_field_of_the_recipe_as_a_flag(run, tmp_path):
     assert "finished: accuracy" in out
 
 
-def test_help_shows_the_fields_own_words(run):
+def test_help_shows_the_documentation_of_the_fields(run):
     code, out, _ = run("train", "f1-digits", "--help")
     assert code == 0
     assert "The batch that the regime was tuned for." in " ".join(out.split())
@@ -178,19 +181,35 @@ def test_help_shows_the_fields_own_words(run):
     assert "usage: ghostbatch COMMAND" in run("--help")[1]
 
 
-def test_the_module_runs_as_the_command_does():
+def test_the_package_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "ghostbatch", "list"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("recipes\n  f1-digits")
 
 
-def test_ranks_other_than_the_first_say_only_what_they_alone_may_meet(run, monkeypatch):
+def test_other_ranks_print_only_the_errors_that_one_rank_alone_may_have(run, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert run("train", "f9-digits") == (2, "", "")
 
-    def full(_words):
+    def out_of_memory(_words):
         raise RankLocalError("micro", "64 samples do not fit", "use micro 32")
 
-    monkeypatch.setitem(cli.COMMANDS, "train", full)
+    monkeypatch.setattr("ghostbatch.cli.train.command", out_of_memory)
     assert run("train") == (2, "", "ghostbatch: micro: 64 samples do not fit; use micro 32\n")
+
+
+def test_a_dead_worker_is_one_line_and_exit_code_1(run, monkeypatch):
+    def die(_study, cells, out, **_):
+        raise WorkerDied(Job(cells[0].name, cells[0].recipe, out, Where()))
+
+    monkeypatch.setattr("ghostbatch.cli.study.run_study", die)
+    code, _, err = run("study", "quick", "--columns", "SB", "--seeds", "0")
+    assert code == 1
+    assert err.startswith("ghostbatch: the worker for f1-digits SB seed 0 died; run the same")
+
+
+def test_every_argument_of_train_is_a_flag():
+    """Except on_record, which prints."""
+    arguments = set(inspect.signature(ghostbatch.train).parameters) - {"recipe", "on_record"}
+    assert arguments == {field.name for field in fields(RunOptions)}

@@ -21,7 +21,7 @@ def images(*shape):
 
 
 def one_by_one(batch, pad, fill, draw):
-    """The slow twin: the same draws, applied to one image after the other."""
+    """The slow reference: the same draws, applied to one image at a time."""
     count, channels, height, width = batch.shape
     tops, lefts = torch.randint(2 * pad + 1, (2, count), generator=draw).tolist()
     flips = (torch.rand(count, generator=draw) < 0.5).tolist()
@@ -34,9 +34,9 @@ def one_by_one(batch, pad, fill, draw):
     return torch.from_numpy(np.stack(results))
 
 
-@pytest.mark.parametrize("shape", [(40, 3, 8, 8), (40, 1, 5, 9), (1, 2, 6, 4)])
+@pytest.mark.parametrize("shape", [(40, 3, 8, 8), (40, 1, 5, 9), (1, 2, 6, 4)], ids=str)
 @pytest.mark.parametrize(("pad", "fill"), [(4, 127), (2, 0), (0, 5)])
-def test_a_batch_is_augmented_as_a_loop_over_its_images_would(shape, pad, fill):
+def test_a_batch_is_augmented_as_a_loop_over_its_images_does(shape, pad, fill):
     batch = images(*shape)
     untouched = batch.clone()
     result = augmented(batch, pad, fill, seeded())
@@ -58,7 +58,7 @@ def test_every_crop_and_flip_is_equally_likely():
     assert np.abs(times / count - share).max() < 4 * np.sqrt(share * (1 - share) / count)
 
 
-def test_images_are_chosen_and_cropped_in_one_go():
+def test_choosing_and_cropping_at_once_equals_choosing_first():
     batch, augment = images(30, 3, 8, 8), PadCropFlip(2, 9)
     chosen = torch.tensor([7, 7, 0, 29])
     draws = augment.draw(4, seeded())

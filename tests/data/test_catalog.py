@@ -1,4 +1,4 @@
-"""Data sets by name: what is accepted, what is known without files, what is refused."""
+"""Data sets by name: which are accepted, which sizes need no files, which are refused."""
 
 import pytest
 
@@ -16,20 +16,25 @@ def test_every_named_data_set_has_a_docstring_and_declared_sizes():
             assert f"{size:,}" in loader.__doc__
 
 
-def test_the_declared_sizes_of_the_embedded_digits_are_theirs():
+def test_the_declared_sizes_of_the_embedded_digits_are_their_sizes():
     assert find_info("digits") == load("digits").info
 
 
 @pytest.mark.parametrize("name", [*DATASETS, "folder:some/where", "synthetic:3x32x32"])
-def test_a_name_is_known_without_its_files(name):
+def test_a_data_set_is_found_without_its_files(name):
     assert callable(find_dataset(name))
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("letters", "choose one of digits"), ("cifar-10", "did you mean cifar10?"), ("folder:", "")],
+    [
+        ("letters", "choose one of digits"),
+        ("cifar-10", "did you mean cifar10?"),
+        ("folder:", "folder:PATH"),
+    ],
+    ids=["unknown", "misspelt", "folder without a path"],
 )
-def test_an_unknown_data_set_is_refused_with_those_that_are_known(name, hint):
+def test_an_unknown_data_set_is_refused_with_a_list_of_the_known_ones(name, hint):
     for look_up in (find_dataset, find_info, load):
         with pytest.raises(InputError, match=rf"^data: '{name}' is unknown; ") as raised:
             look_up(name)

@@ -1,4 +1,4 @@
-"""The embedded digits, and how a feed hands them out."""
+"""The embedded digits, and the batches that a feed makes of them."""
 
 from importlib.resources import files
 
@@ -22,7 +22,7 @@ def feed(data, **options):
     )
 
 
-def test_digits_are_5000_bytes_images_of_28_by_28_in_ten_classes(digits):
+def test_digits_are_5000_uint8_images_of_28_by_28_in_ten_classes(digits):
     assert digits.classes == 10
     for split, size in ((digits.train, 4000), (digits.test, 1000)):
         assert split.images.shape == (size, 1, 28, 28)
@@ -30,7 +30,7 @@ def test_digits_are_5000_bytes_images_of_28_by_28_in_ten_classes(digits):
         assert (len(split), split.labels.shape, split.labels.dtype) == (size, (size,), torch.int64)
 
 
-def test_each_class_has_400_digits_to_train_on_and_100_to_test_on(digits):
+def test_each_class_has_400_training_and_100_test_digits(digits):
     assert torch.bincount(digits.train.labels).tolist() == [400] * 10
     assert torch.bincount(digits.test.labels).tolist() == [100] * 10
 
@@ -47,18 +47,18 @@ def test_the_labels_belong_to_the_images(digits):
     assert (nearest == digits.test.labels).double().mean() > 0.75  # chance is a tenth
 
 
-def test_mean_and_deviation_are_those_numpy_finds_in_the_training_images(digits):
+def test_mean_and_deviation_of_the_training_images_match_numpy(digits):
     with (files("ghostbatch.data") / "embedded" / "digits.npz").open("rb") as file:
         pixels = np.load(file)["train_images"].astype(np.float64)
     assert digits.mean.tolist() == pytest.approx([pixels.mean()], rel=1e-12)
     assert digits.deviation.tolist() == pytest.approx([pixels.std()], rel=1e-9)
-    assert digits.mean.item() == pytest.approx(255 * 0.1307, rel=0.03)  # the whole of MNIST
+    assert digits.mean.item() == pytest.approx(255 * 0.1307, rel=0.03)  # that of all of MNIST
 
 
-def test_a_feed_hands_out_the_streams_samples_with_mean_zero_and_deviation_one(digits):
-    whole = feed(digits)
-    (_, images, labels) = next(whole.pieces(3, [slice(None)]))
-    order = whole.stream.indices(3)
+def test_a_feed_yields_the_samples_of_the_stream_with_mean_zero_and_deviation_one(digits):
+    ours = feed(digits)
+    _, images, labels = next(ours.micro_batches(3, [slice(None)]))
+    order = ours.stream.indices(3)
     assert labels.equal(digits.train.labels[order])
     assert (
         (images * digits.deviation + digits.mean).round().byte().equal(digits.train.images[order])
@@ -67,20 +67,20 @@ def test_a_feed_hands_out_the_streams_samples_with_mean_zero_and_deviation_one(d
     assert images.std(correction=0).item() == pytest.approx(1, rel=1e-9)
 
 
-def test_augmentation_is_drawn_by_seed_and_update_and_spares_the_test_images(digits):
+def test_augmentation_is_keyed_by_seed_and_update_and_leaves_test_images_alone(digits):
     augmented = feed(digits, batch=50, augment=True)
     plain = digits.train.images[augmented.stream.indices(7)]
     draws = digits.augmentation.draw(50, generator(0, "augment", 7))
     expected = digits.augmentation(plain, torch.arange(50), draws)
-    next(augmented.pieces(2, [slice(None)]))
-    _, images, _ = next(augmented.pieces(7, [slice(None)]))
+    next(augmented.micro_batches(2, [slice(None)]))
+    _, images, _ = next(augmented.micro_batches(7, [slice(None)]))
     assert (images * digits.deviation + digits.mean).round().byte().equal(expected)
     assert not expected.equal(plain)
-    pieces = zip(augmented.test_batches(300), feed(digits).test_batches(300), strict=True)
-    assert all(ours[0].equal(theirs[0]) for ours, theirs in pieces)
+    batches = zip(augmented.test_batches(300), feed(digits).test_batches(300), strict=True)
+    assert all(ours[0].equal(theirs[0]) for ours, theirs in batches)
 
 
-def test_the_test_set_comes_in_order_and_whole(digits):
-    pieces = list(feed(digits).test_batches(300))
-    assert [len(labels) for _, labels in pieces] == [300, 300, 300, 100]
-    assert torch.cat([labels for _, labels in pieces]).equal(digits.test.labels)
+def test_the_test_set_is_complete_and_in_order(digits):
+    batches = list(feed(digits).test_batches(300))
+    assert [len(labels) for _, labels in batches] == [300, 300, 300, 100]
+    assert torch.cat([labels for _, labels in batches]).equal(digits.test.labels)

@@ -1,10 +1,9 @@
-"""Batches cut into pieces are the batches that were cut."""
+"""Micro-batches put together are the batch, on any number of ranks."""
 
 import pytest
 import torch
 
 from ghostbatch.data import TensorFeed, load
-from ghostbatch.train.split import BatchSplit
 
 
 @pytest.fixture(scope="module")
@@ -17,27 +16,35 @@ def feed(data):
     return TensorFeed(data, batch=96, seed=3, augment=True, **where)
 
 
+def shards(rank, micro, world):
+    """The positions of one rank: a contiguous part of every micro-batch."""
+    size = micro // world
+    return [slice(start, start + size) for start in range(rank * size, 96, micro)]
+
+
 @pytest.mark.parametrize(("micro", "world"), [(96, 2), (48, 1), (48, 2), (32, 4), (96, 3)])
 @pytest.mark.parametrize("update", [0, 41, 7])  # 41 straddles two permutations
-def test_ranks_and_micro_batches_partition_every_batch_in_order(data, micro, world, update):
-    (whole,) = feed(data).pieces(update, [slice(0, 96)])
-    cut = BatchSplit(batch=96, micro=micro, world=world, unit=1)
-    pieces = [p for r in range(world) for p in feed(data).pieces(update, cut.pieces(r))]
-    pieces.sort(key=lambda piece: piece.positions.start)
-    assert torch.cat([p.images for p in pieces]).equal(whole.images)
-    assert torch.cat([p.labels for p in pieces]).equal(whole.labels)
+def test_the_micro_batches_of_all_ranks_make_up_the_batch(data, micro, world, update):
+    (batch,) = feed(data).micro_batches(update, [slice(0, 96)])
+    parts = [
+        part
+        for rank in range(world)
+        for part in feed(data).micro_batches(update, shards(rank, micro, world))
+    ]
+    parts.sort(key=lambda part: part.positions.start)
+    assert torch.cat([part.images for part in parts]).equal(batch.images)
+    assert torch.cat([part.labels for part in parts]).equal(batch.labels)
 
 
-def test_a_feed_that_starts_in_the_middle_gives_what_one_from_the_start_gives(data):
+def test_a_feed_that_starts_at_update_5_yields_the_same_batch_as_one_that_starts_at_0(data):
     early, late = feed(data), feed(data)
     for update in range(6):
-        (piece,) = early.pieces(update, [slice(0, 96)])
-    (again,) = late.pieces(5, [slice(0, 96)])
-    assert again.images.equal(piece.images)
+        (expected,) = early.micro_batches(update, [slice(0, 96)])
+    (batch,) = late.micro_batches(5, [slice(0, 96)])
+    assert batch.images.equal(expected.images)
 
 
-def test_images_are_gathered_where_they_live_in_one_operation(data):
-    """Nothing of the batch goes through Python: what is made does not grow with its size."""
+def test_a_batch_of_96_takes_fewer_than_ten_indexing_operations(data):
     calls = []
     index = torch.Tensor.__getitem__
 
@@ -47,14 +54,15 @@ def test_images_are_gathered_where_they_live_in_one_operation(data):
 
     torch.Tensor.__getitem__ = counted
     try:
-        next(feed(data).pieces(0, [slice(0, 96)]))
+        next(feed(data).micro_batches(0, [slice(0, 96)]))
     finally:
         del torch.Tensor.__getitem__
     assert len(calls) < 10
 
 
-def test_the_test_set_is_dealt_out_to_ranks_without_loss(data):
+def test_ranks_share_out_the_whole_test_set(data):
     ours = feed(data)
-    dealt = [b for r in range(3) for b in ours.test_batches(100, start=r, step=3)]
-    assert sum(len(labels) for _, labels in dealt) == len(data.test)
-    assert torch.cat([b[1] for b in dealt]).bincount().equal(data.test.labels.bincount())
+    batches = [b for rank in range(3) for b in ours.test_batches(100, start=rank, step=3)]
+    labels = torch.cat([labels for _, labels in batches])
+    assert len(labels) == len(data.test)
+    assert labels.bincount().equal(data.test.labels.bincount())

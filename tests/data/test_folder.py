@@ -1,4 +1,4 @@
-"""Image folders: the crops of a slow twin, in the stream's order, and no bad file in silence."""
+"""Image folders: crops against a slow reference, the order of samples, unreadable files."""
 
 import struct
 import zlib
@@ -41,7 +41,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def damaged(root, tmp_path):
-    """A copy with one file that is no image."""
+    """A copy of the folder with one file that is not an image."""
     for path in root.rglob("*.*"):
         target = tmp_path / path.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def feed(root, batch=12, augment=True, workers=2, **options):
 
 
 def one_by_one(data, indices, draws, augment):
-    """The slow twin: resize the whole image, then crop, then flip, one after the other."""
+    """The slow reference: resize the whole image, then crop, then flip, one image at a time."""
     images = []
     for index, top, left, flip in zip(indices.tolist(), *draws.tolist(), strict=True):
         image = Image.open(data.train.paths[index]).convert("RGB")
@@ -72,73 +72,73 @@ def one_by_one(data, indices, draws, augment):
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).double()
 
 
-def bytes_of(feed, images):
+def unnormalised(feed, images):
     mean, deviation = (m.view(1, -1, 1, 1) for m in feed.data.moments)
     return images * deviation + mean
 
 
 @pytest.mark.parametrize("augment", [True, False])
-def test_a_batch_is_what_a_loop_over_its_images_would_give(root, augment):
+def test_a_batch_equals_a_loop_over_its_images(root, augment):
     ours = feed(root, augment=augment)
     for update in (0, 1, 2):
-        (piece,) = ours.pieces(update, [slice(0, 12)])
+        (batch,) = ours.micro_batches(update, [slice(0, 12)])
         indices = PermutationStream(24, 12, seed=5).indices(update)
         draws = torch.full((3, 12), 0.5, dtype=torch.float64)
         if augment:
             draw = generator(5, "augment", update)
             draws = torch.rand(3, 12, generator=draw, dtype=torch.float64)
         expected = one_by_one(ours.data, indices, draws, augment)
-        # Resampling the square alone rounds between its two passes at other places.
-        assert (bytes_of(ours, piece.images) - expected).abs().max() < 1.6
-        assert piece.labels.tolist() == [ours.data.train.labels[i] for i in indices]
+        # Resampling only the crop rounds differently between its two passes.
+        assert (unnormalised(ours, batch.images) - expected).abs().max() < 1.6
+        assert batch.labels.tolist() == [ours.data.train.labels[i] for i in indices]
 
 
-def test_pieces_resuming_and_workers_change_nothing(root):
-    whole = feed(root)
-    expected = [next(iter(whole.pieces(update, [slice(0, 12)]))) for update in range(4)]
-    cut = feed(root, workers=1)
-    for update in (2, 3, 0):  # begins in the middle, goes on, and goes back
-        pieces = list(cut.pieces(update, [slice(0, 4), slice(4, 12)]))
-        assert torch.cat([p.images for p in pieces]).equal(expected[update].images)
-        assert torch.cat([p.labels for p in pieces]).equal(expected[update].labels)
+def test_micro_batches_resuming_and_workers_do_not_change_a_batch(root):
+    one_pass = feed(root)
+    expected = [next(one_pass.micro_batches(update, [slice(0, 12)])) for update in range(4)]
+    two_passes = feed(root, workers=1)
+    for update in (2, 3, 0):  # starts at update 2, continues, and goes back
+        parts = list(two_passes.micro_batches(update, [slice(0, 4), slice(4, 12)]))
+        assert torch.cat([part.images for part in parts]).equal(expected[update].images)
+        assert torch.cat([part.labels for part in parts]).equal(expected[update].labels)
 
 
-def test_ranks_see_their_own_pieces_only(root):
-    whole = next(iter(feed(root).pieces(1, [slice(0, 12)])))
-    second = next(iter(feed(root).pieces(1, [slice(6, 12)])))
-    assert second.images.equal(whole.images[6:])
+def test_a_rank_can_ask_for_its_shard_alone(root):
+    (batch,) = feed(root).micro_batches(1, [slice(0, 12)])
+    (shard,) = feed(root).micro_batches(1, [slice(6, 12)])
+    assert shard.images.equal(batch.images[6:])
 
 
-def test_the_test_images_come_in_order_by_their_centres(root):
+def test_test_batches_are_centre_crops_in_order(root):
     ours = feed(root)
     batches = list(ours.test_batches(size=4))
     assert [len(labels) for _, labels in batches] == [4, 4, 1]
     assert torch.cat([labels for _, labels in batches]).tolist() == [0] * 3 + [1] * 3 + [2] * 3
     first = torch.tensor(decode(ours.data.test.paths[0], 0.5, 0.5)).permute(2, 0, 1)
-    assert bytes_of(ours, batches[0][0])[0].round().byte().equal(first)
+    assert unnormalised(ours, batches[0][0])[0].round().byte().equal(first)
     others = list(ours.test_batches(size=4, start=1, step=2))
     assert torch.cat([labels for _, labels in others]).tolist() == [1, 1, 2, 2]
 
 
 def test_a_bad_image_is_fatal_and_named(damaged):
     ours = feed(damaged, batch=24)
-    with pytest.raises(InputError, match=r"^data: .*12.png cannot be read .*--on-bad-image skip"):
-        list(ours.pieces(0, [slice(0, 24)]))
+    with pytest.raises(InputError, match=r"^data: .*12.png cannot be read .* on_bad_image to skip"):
+        list(ours.micro_batches(0, [slice(0, 24)]))
 
 
-def test_a_bad_image_that_is_skipped_is_named_and_its_place_taken_by_the_next(damaged):
+def test_a_skipped_image_is_named_once_and_replaced_by_the_next(damaged):
     ours = feed(damaged, batch=24, augment=False, on_bad_image="skip")
     with pytest.warns(UserWarning, match=r"12.png cannot be read .*; it is skipped"):
-        (piece,) = ours.pieces(0, [slice(0, 24)])
+        (batch,) = ours.micro_batches(0, [slice(0, 24)])
     paths = ours.data.train.paths
     bad = next(i for i, path in enumerate(paths) if path.endswith("12.png"))
     order = PermutationStream(24, 24, seed=5).indices(0).tolist()
-    assert len(piece.labels) == 24
-    assert piece.images[order.index(bad)].equal(piece.images[order.index(bad + 1)])
-    list(ours.pieces(1, [slice(0, 24)]))  # it is said once
+    assert len(batch.labels) == 24
+    assert batch.images[order.index(bad)].equal(batch.images[order.index(bad + 1)])
+    list(ours.micro_batches(1, [slice(0, 24)]))  # a second warning would be an error
 
 
-def test_bad_test_images_are_left_out_when_skipped(damaged):
+def test_skipped_test_images_are_left_out(damaged):
     (damaged / "val" / "cow" / "20.png").write_bytes(b"")
     ours = feed(damaged, on_bad_image="skip")
     with pytest.warns(UserWarning, match="20.png cannot be read"):
@@ -152,12 +152,12 @@ def test_classes_and_sizes_are_known_from_the_listing(root):
     assert info.shape == (3, 224, 224)
 
 
-def test_a_folder_without_the_layout_is_refused(tmp_path):
+def test_a_folder_without_train_and_val_or_with_unequal_classes_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"^data: .* there is no folder .*train; put images into"):
         load(f"folder:{tmp_path}")
     (tmp_path / "train" / "ant").mkdir(parents=True)
     (tmp_path / "val" / "bee").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"^data: .* classes that train has not \(bee\)"):
+    with pytest.raises(InputError, match=r"^data: .* classes that train lacks \(bee\)"):
         load(f"folder:{tmp_path}")
 
 
@@ -181,22 +181,22 @@ def test_a_run_on_a_folder_resumes_in_the_middle_of_an_epoch_bit_for_bit(
         regime=Regime(lr=0.01, epochs=0.5),
         augment=True,
     )
-    train(recipe, out=tmp_path / "whole", evaluations=1)
+    train(recipe, out=tmp_path / "uninterrupted", evaluations=1)
 
     def interrupt(record):
         if record.update == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(recipe, out=tmp_path / "cut", checkpoint_seconds=0, on_record=interrupt)
-    train(recipe, out=tmp_path / "cut", evaluations=1)
-    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+        train(recipe, out=tmp_path / "resumed", checkpoint_seconds=0, on_record=interrupt)
+    train(recipe, out=tmp_path / "resumed", evaluations=1)
+    assert outcome(tmp_path / "resumed") == outcome(tmp_path / "uninterrupted")
 
 
 def test_workers_end_with_their_feed(root):
     ours = feed(root)
-    next(iter(ours.pieces(0, [slice(0, 12)])))
-    workers = list(ours._ahead._workers)
+    next(ours.micro_batches(0, [slice(0, 12)]))
+    workers = list(ours._decoded._workers)
     assert all(worker.is_alive() for worker in workers)
     ours.close()
     for worker in islice(workers, 2):
@@ -204,7 +204,7 @@ def test_workers_end_with_their_feed(root):
         assert not worker.is_alive()
 
 
-def test_an_image_that_is_too_large_to_be_true_is_a_bad_image(tmp_path):
+def test_a_decompression_bomb_is_a_bad_image(tmp_path):
     chunk = b"IHDR" + struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
     head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk
     path = tmp_path / "bomb.png"
@@ -213,7 +213,7 @@ def test_an_image_that_is_too_large_to_be_true_is_a_bad_image(tmp_path):
     assert "exceeds limit" in decode(str(path), 0.5, 0.5)
 
 
-def test_a_channel_that_never_changes_is_no_reason_for_infinities(tmp_path):
+def test_a_constant_channel_becomes_zero_and_not_infinite(tmp_path):
     for part in ("train", "val"):
         (tmp_path / part / "red").mkdir(parents=True)
         for shade in (10, 200):
@@ -224,6 +224,6 @@ def test_a_channel_that_never_changes_is_no_reason_for_infinities(tmp_path):
     assert images[:, 1:].abs().max() < 1e-9
 
 
-def test_whichever_rank_meets_a_bad_image_says_so(damaged):
+def test_a_bad_image_is_an_error_of_the_rank_that_meets_it(damaged):
     with pytest.raises(RankLocalError):
-        list(feed(damaged, batch=24).pieces(0, [slice(0, 24)]))
+        list(feed(damaged, batch=24).micro_batches(0, [slice(0, 24)]))

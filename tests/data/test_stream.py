@@ -1,4 +1,4 @@
-"""The order of the samples: fresh permutations end to end, cut into full batches."""
+"""The order of the samples: fresh permutations end to end, split into full batches."""
 
 import random
 
@@ -14,7 +14,7 @@ SEEDS = st.integers(0, 2**40)
 
 
 def concatenated(samples, batch, seed, updates):
-    """The slow twin: write the whole stream down, then cut it."""
+    """The slow reference: write the whole stream down, then split it."""
     stream = []
     while len(stream) < updates * batch:
         draw = generator(seed, "order", len(stream) // samples)
@@ -23,7 +23,7 @@ def concatenated(samples, batch, seed, updates):
 
 
 @given(SAMPLES, BATCHES, SEEDS)
-def test_the_stream_is_all_permutations_end_to_end_cut_into_full_batches(samples, batch, seed):
+def test_batches_are_consecutive_parts_of_all_permutations_end_to_end(samples, batch, seed):
     stream = PermutationStream(samples, batch, seed)
     batches = [stream.indices(u).tolist() for u in range(12)]
     assert batches == concatenated(samples, batch, seed, 12)
@@ -41,7 +41,7 @@ def test_every_permutation_holds_every_sample_once(samples, batch, seed):
 
 
 @given(SAMPLES, BATCHES, SEEDS, st.randoms(use_true_random=False))
-def test_a_batch_does_not_depend_on_what_was_asked_before(samples, batch, seed, shuffler):
+def test_a_batch_does_not_depend_on_earlier_calls(samples, batch, seed, shuffler):
     expected = concatenated(samples, batch, seed, 10)
     stream, order = PermutationStream(samples, batch, seed), [*range(10), *range(10)]
     shuffler.shuffle(order)

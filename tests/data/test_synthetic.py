@@ -1,4 +1,4 @@
-"""Synthetic data: the shape asked for, the same every time, and something to learn in it."""
+"""Synthetic data: the shape in its name, the same at every call, labels that can be learned."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_the_name_gives_the_shape_the_classes_and_the_samples(name, shape, class
     "shape",
     ["", "3", "3x32", "0x32x32", "3x32x32x0", "3x32x32:0", "3x32x32x10x5", "3×32×32", "axbxc"],
 )
-def test_what_is_no_shape_is_refused_with_an_example(shape):
+def test_a_malformed_shape_is_refused_with_an_example(shape):
     with pytest.raises(InputError, match=r"^data: 'synthetic:.*; write synthetic:3x32x32"):
         load(f"synthetic:{shape}")
 
@@ -54,7 +54,7 @@ def test_the_data_are_the_same_at_every_call_and_leave_the_global_generator_alon
     assert not a.train.images[:25].equal(a.test.images)
 
 
-def test_the_label_can_be_told_from_the_image():
+def test_labels_can_be_predicted_from_the_images():
     data = load("synthetic:3x16x16:2000")
     train, test = (split.images.flatten(1).float() for split in (data.train, data.test))
     means = torch.stack([train[data.train.labels == label].mean(0) for label in range(10)])
@@ -62,7 +62,7 @@ def test_the_label_can_be_told_from_the_image():
     assert (nearest == data.test.labels).double().mean() > 0.95  # chance is a tenth
 
 
-def test_large_images_are_made_in_pieces_to_the_same_numbers(monkeypatch):
-    whole = load("synthetic:1x6x6:90").train.images
-    monkeypatch.setattr("ghostbatch.data.synthetic.PIECE", 36 * 7)
-    assert load("synthetic:1x6x6:90").train.images.equal(whole)
+def test_the_chunk_size_does_not_change_the_images(monkeypatch):
+    expected = load("synthetic:1x6x6:90").train.images
+    monkeypatch.setattr("ghostbatch.data.synthetic.CHUNK_BYTES", 36 * 7)
+    assert load("synthetic:1x6x6:90").train.images.equal(expected)

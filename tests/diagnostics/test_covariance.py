@@ -1,4 +1,4 @@
-"""The covariance of increments in closed form, against Monte Carlo over batches."""
+"""The closed-form covariance of increments, against Monte Carlo over batches."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from torch import nn
 
 from ghostbatch import increment_covariance, to_ghost
 from ghostbatch.diagnostics import cosine, effective_rank, per_sample_gradients
+from ghostbatch.diagnostics.gradients import _weight_names
 from ghostbatch.errors import InputError
 
 N, BATCH, SMALL = 24, 12, 3
@@ -18,7 +19,7 @@ DRAWS = 40_000
 def problem(classes=2):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, classes)).double()
-    x = torch.randn(N, 3, dtype=torch.float64) + 1  # so that the mean gradient is not nothing
+    x = torch.randn(N, 3, dtype=torch.float64) + 1  # so that the mean gradient is not 0
     return model, x, torch.randint(classes, (N,))
 
 
@@ -33,7 +34,7 @@ def moments():
 
 
 def selections(scheme, batch, seed=0, skip=0):
-    """How often each sample is in each of many batches, (DRAWS, N)."""
+    """Return how often each sample is in each of many batches, (DRAWS, N)."""
     draw = torch.Generator().manual_seed(seed)
     if scheme == "with":
         chosen = torch.randint(N, (DRAWS, batch), generator=draw)
@@ -45,8 +46,8 @@ def selections(scheme, batch, seed=0, skip=0):
     return F.one_hot(chosen, N).sum(1).double()
 
 
-def agrees(first, second, expected):
-    """Every entry of the mean product within 4 standard errors, and nearly all within 3."""
+def assert_covariance(first, second, expected):
+    """Check every entry of the mean product to 4 standard errors, and 95 % of them to 3."""
     first, second = first - first.mean(0), second - second.mean(0)
     products = first[:, :, None] * second[:, None, :]
     error = products.std(0) / DRAWS**0.5
@@ -59,33 +60,32 @@ def agrees(first, second, expected):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_covariance_of_an_increment_is_that_of_many_batches(gradients, moments, scheme):
+def test_the_covariance_of_an_increment_matches_monte_carlo(gradients, moments, scheme):
     steps = -0.3 * selections(scheme, BATCH) @ gradients / BATCH
-    agrees(steps, steps, moments.covariance(BATCH, scheme=scheme, lr=0.3))
+    assert_covariance(steps, steps, moments.covariance(BATCH, scheme=scheme, lr=0.3))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_with_noise_the_covariance_is_that_of_many_weighted_batches(gradients, moments, scheme):
+def test_the_covariance_with_noise_matches_monte_carlo(gradients, moments, scheme):
     variance = BATCH / SMALL - 1
     chosen = selections(scheme, BATCH)
     draw = torch.Generator().manual_seed(1)
-    # A sample that is drawn k times has k weights, whose sum deviates by sqrt(k).
+    # A sample that is drawn k times has k weights, whose sum has the deviation sqrt(k).
     noise = torch.randn(DRAWS, N, generator=draw, dtype=torch.float64)
     weighted = chosen + variance**0.5 * chosen.sqrt() * noise
     steps = weighted @ gradients / BATCH
-    agrees(steps, steps, moments.covariance(BATCH, scheme=scheme, noise=variance))
+    assert_covariance(steps, steps, moments.covariance(BATCH, scheme=scheme, noise=variance))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_two_batches_covary_as_the_sampling_says(gradients, moments, scheme):
+def test_the_covariance_between_two_batches_matches_monte_carlo(gradients, moments, scheme):
     first = selections(scheme, 6) @ gradients / 6
-    again = {"skip": 6} if scheme == "without" else {"seed": 1}
-    second = selections(scheme, 6, **again) @ gradients / 6
-    agrees(first, second, moments.between(scheme=scheme))
+    other = {"skip": 6} if scheme == "without" else {"seed": 1}
+    second = selections(scheme, 6, **other) @ gradients / 6
+    assert_covariance(first, second, moments.between(scheme=scheme))
 
 
-def test_batches_that_make_up_the_whole_set_have_no_deviation_together(moments):
-    """K batches of one permutation: their covariances with each other cancel their own."""
+def test_the_sum_of_all_batches_of_a_permutation_has_no_variance(moments):
     batches = N // SMALL
     total = batches * moments.covariance(SMALL) + batches * (batches - 1) * moments.between()
     assert total.norm() < 1e-12 * moments.covariance(SMALL).norm()
@@ -93,7 +93,7 @@ def test_batches_that_make_up_the_whole_set_have_no_deviation_together(moments):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("rule", ["none", "sqrt", "linear", "noise"])
-def test_each_rule_leaves_over_what_is_known(moments, scheme, rule):
+def test_the_remainder_of_each_rule_is_the_difference_of_the_covariances(moments, scheme, rule):
     noise = BATCH / SMALL - 1 if rule == "noise" else 0.0
     lr = {"sqrt": (BATCH / SMALL) ** 0.5, "linear": BATCH / SMALL}.get(rule, 1.0)
     large = moments.covariance(BATCH, scheme=scheme, lr=lr, noise=noise)
@@ -105,24 +105,24 @@ def test_each_rule_leaves_over_what_is_known(moments, scheme, rule):
     assert check.remainder == pytest.approx(float(known.norm() / small.norm()), abs=1e-12)
 
 
-def test_sqrt_is_exact_with_replacement_and_off_by_the_known_factor_without(moments):
+def test_sqrt_is_exact_with_replacement_and_off_by_a_known_factor_otherwise(moments):
     assert moments.rule("sqrt", BATCH, SMALL, scheme="with").remainder < 1e-12
     for scheme in ("without", "bernoulli"):
         check = moments.rule("sqrt", BATCH, SMALL, scheme=scheme)
         assert check.ratio == pytest.approx((N - BATCH) / (N - SMALL))
-        assert check.alike == pytest.approx(1)
+        assert check.cosine == pytest.approx(1)
         linear = moments.rule("linear", BATCH, SMALL, scheme=scheme)
         assert linear.ratio == pytest.approx(check.ratio * BATCH / SMALL)
 
 
-def test_noise_is_exact_for_bernoulli_selection_and_leaves_the_mean_otherwise(moments):
+def test_noise_is_exact_for_bernoulli_selection_and_adds_the_mean_with_replacement(moments):
     assert moments.rule("noise", BATCH, SMALL, scheme="bernoulli").remainder < 1e-12
     gap = 1 / SMALL - 1 / BATCH
-    left = moments.remainder("noise", BATCH, SMALL, scheme="with")
-    torch.testing.assert_close(left, gap * torch.outer(moments.mean, moments.mean))
+    excess = moments.remainder("noise", BATCH, SMALL, scheme="with")
+    torch.testing.assert_close(excess, gap * torch.outer(moments.mean, moments.mean))
 
 
-def test_gradients_of_single_samples_are_those_of_backward(gradients):
+def test_per_sample_gradients_equal_those_of_backward(gradients):
     model, x, y = problem()
     for n in range(3):
         model.zero_grad()
@@ -131,7 +131,7 @@ def test_gradients_of_single_samples_are_those_of_backward(gradients):
         torch.testing.assert_close(gradients[n], expected)
 
 
-def test_the_moments_do_not_depend_on_chunks_and_only_chooses_parameters(gradients, moments):
+def test_chunks_do_not_change_the_moments_and_only_selects_parameters(gradients, moments):
     model, x, y = problem()
     chunked = increment_covariance(model, x, y, chunk=5)
     torch.testing.assert_close(chunked.second, moments.second)
@@ -141,7 +141,7 @@ def test_the_moments_do_not_depend_on_chunks_and_only_chooses_parameters(gradien
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_mean_step_is_measured_against_its_deviation(gradients, moments, scheme):
+def test_mean_to_deviation_matches_monte_carlo(gradients, moments, scheme):
     steps = selections(scheme, BATCH) @ gradients / BATCH
     mean, deviation = steps.mean(0).norm(), steps.var(0).sum().sqrt()
     assert moments.mean_to_deviation(BATCH, scheme=scheme) == pytest.approx(
@@ -149,13 +149,13 @@ def test_the_mean_step_is_measured_against_its_deviation(gradients, moments, sch
     )
 
 
-def hidden():
+def trained_network():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
     x = torch.randn(40, 6, dtype=torch.float64)
     y = x[:, :4].argmax(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(20):  # until it knows something, so that a wrong label is a surprise
+    for _ in range(20):  # train a little, so that a wrong label has a large loss
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -163,11 +163,11 @@ def hidden():
 
 
 @pytest.mark.parametrize("change", ["dropout", "dropconnect", "labels"])
-def test_dropout_and_its_kin_change_the_structure_of_the_covariance(change):
-    """Two estimates of the changed matrix agree, and neither agrees with the plain one."""
-    plain = increment_covariance(*hidden()).centred
+def test_dropout_dropconnect_and_label_noise_change_the_structure_of_the_covariance(change):
+    """Two estimates of the changed matrix agree with each other but not with the plain one."""
+    plain = increment_covariance(*trained_network()).centred
     one, two = (
-        increment_covariance(*hidden(), change=change, draws=100, seed=seed).centred
+        increment_covariance(*trained_network(), change=change, draws=100, seed=seed).centred
         for seed in (0, 1)
     )
     assert 1 - cosine(one, plain) > 5 * (1 - cosine(one, two))
@@ -177,16 +177,21 @@ def test_dropout_and_its_kin_change_the_structure_of_the_covariance(change):
     )
 
 
-def test_noise_in_the_weights_changes_only_its_scale():
-    plain = increment_covariance(*hidden())
-    noisy = increment_covariance(*hidden(), change="weights", strength=3.0, draws=300)
+def test_dropconnect_draws_masks_in_the_order_of_the_layers():
+    """A set of names would have another order in every process, and so would the draws."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
+    assert _weight_names(model) == [f"{number}.weight" for number in range(8)]
+
+
+def test_random_loss_weights_change_only_the_scale_of_the_second_moment():
+    plain = increment_covariance(*trained_network())
+    noisy = increment_covariance(*trained_network(), change="weights", strength=3.0, draws=300)
     assert cosine(noisy.second, plain.second) > 0.995
     assert float(noisy.second.trace() / plain.second.trace()) == pytest.approx(4, rel=0.05)
 
 
-def test_wrong_labels_have_the_moments_of_their_mixture():
-    """Oracle: the mean over all classes, each with its probability."""
-    model, x, y = hidden()
+def test_label_noise_has_the_moments_of_the_mixture_over_classes():
+    model, x, y = trained_network()
     every = torch.stack([per_sample_gradients(model, x, torch.full_like(y, c)) for c in range(4)])
     right = per_sample_gradients(model, x, y)
     expected = 0.7 * right.T @ right / 40
@@ -196,8 +201,8 @@ def test_wrong_labels_have_the_moments_of_their_mixture():
     assert float(found.second.trace() / expected.trace()) == pytest.approx(1, rel=0.05)
 
 
-@pytest.mark.parametrize("ghost", [True, False])
-def test_the_model_is_taken_in_evaluation_mode_and_left_as_it_was(ghost):
+@pytest.mark.parametrize("ghost", [True, False], ids=["ghost norm", "plain norm"])
+def test_gradients_are_taken_in_evaluation_mode_and_the_model_is_restored(ghost):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2))
     model = to_ghost(model, 4) if ghost else model
@@ -231,6 +236,17 @@ def test_the_model_is_taken_in_evaluation_mode_and_left_as_it_was(ghost):
         ("rule", lambda m: m.rule("cubic", 4, 2)),
         ("batch", lambda m: m.rule("noise", 2, 4)),
     ],
+    ids=[
+        "unknown change",
+        "probability above 1",
+        "unknown parameter",
+        "too many values",
+        "fewer labels than inputs",
+        "unknown scheme",
+        "batch above the samples",
+        "unknown rule",
+        "noise for a smaller batch",
+    ],
 )
 def test_bad_input_is_refused_by_name(moments, field, call):
     with pytest.raises(InputError) as raised:
@@ -238,7 +254,7 @@ def test_bad_input_is_refused_by_name(moments, field, call):
     assert raised.value.field == field
 
 
-def test_effective_rank_counts_directions():
+def test_effective_rank_counts_equal_eigenvalues_and_ignores_scale():
     spread = torch.diag(torch.tensor([1.0] * 5 + [0.0] * 3))
     assert effective_rank(spread) == pytest.approx(5)
     assert np.isclose(effective_rank(7 * spread), 5)

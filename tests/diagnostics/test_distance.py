@@ -1,4 +1,4 @@
-"""The distance walked by the weights, against one long vector."""
+"""The distance of the weights, against the norm of one long vector."""
 
 import io
 from math import log10
@@ -28,7 +28,7 @@ def walk(model, seed=1):
             parameter.add_(torch.randn(parameter.shape, generator=draw, dtype=torch.float64))
 
 
-def test_the_total_is_the_norm_of_the_whole_weight_vector_and_the_root_of_the_layers_squares():
+def test_the_total_is_the_norm_of_the_weight_vector_and_of_the_distances_of_the_layers():
     model = network()
     start, walked = parameters_to_vector(model.parameters()).detach(), WeightDistance(model)
     assert walked.distance().total == 0
@@ -39,7 +39,7 @@ def test_the_total_is_the_norm_of_the_whole_weight_vector_and_the_root_of_the_la
     assert sum(layer**2 for layer in distance.layers.values()) == pytest.approx(expected**2)
 
 
-def test_each_layer_has_its_own_distance_under_its_parameters_name():
+def test_distances_of_layers_are_listed_by_parameter_name():
     model = network()
     walked = WeightDistance(model)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_frozen_parameters_and_buffers_do_not_count():
     assert set(moved.layers) == {"1.weight", "1.bias", "2.weight", "2.bias"}
 
 
-def test_a_new_session_measures_from_the_old_start():
+def test_a_resumed_process_measures_from_the_initial_weights():
     model = network()
     walked = WeightDistance(model)
     file = io.BytesIO()
@@ -81,21 +81,21 @@ def test_a_new_session_measures_from_the_old_start():
     assert resumed.distance() == walked.distance()
 
 
-def test_the_start_of_another_model_is_refused():
+def test_the_initial_weights_of_another_model_are_refused():
     with pytest.raises(ValueError, match="another model"):
         WeightDistance(network()).load_state_dict(WeightDistance(nn.Linear(4, 5)).state_dict())
 
 
 @given(st.integers(1, 10**6), st.integers(1, 50))
-def test_log_spaced_updates_are_even_in_log_time_as_far_as_whole_numbers_allow(last, per_decade):
+def test_log_spaced_updates_are_roundings_of_an_even_grid_in_log_time(last, per_decade):
     updates = log_spaced(last, per_decade)
     assert updates == sorted(set(updates))
     assert (updates[0], updates[-1]) == (1, last)
     assert len(updates) <= per_decade * log10(last) + 2
     grid = 10 ** (np.arange(6 * per_decade + 1) / per_decade)
     gaps = np.abs(grid - np.array(updates)[:, None])
-    assert (gaps[:-1].min(axis=1) <= 0.5).all()  # only roundings of grid points, and the last
-    assert (gaps[:, grid < last].min(axis=0) <= 0.5).all()  # and every grid point has one
+    assert (gaps[:-1].min(axis=1) <= 0.5).all()  # each but the last rounds a grid point
+    assert (gaps[:, grid < last].min(axis=0) <= 0.5).all()  # each grid point has one
 
 
 def test_layers_of_different_precision_are_measured_together():
@@ -114,10 +114,6 @@ def wide_network():
     return nn.Sequential(nn.Linear(60, 80), nn.BatchNorm1d(80), nn.Linear(80, 10))
 
 
-def three_ways(model):
-    return {keep: WeightDistance(model, keep=keep) for keep in ("exact", "cpu", "bf16")}
-
-
 def nudge(model, size, seed=1):
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -126,9 +122,9 @@ def nudge(model, size, seed=1):
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
-def test_a_start_on_the_cpu_is_exact_and_one_in_bf16_is_as_close_as_the_docstring_says(size):
+def test_cpu_copies_are_exact_and_bf16_copies_within_their_error(size):
     model = wide_network()
-    walked = three_ways(model)
+    walked = {keep: WeightDistance(model, keep=keep) for keep in ("exact", "cpu", "bf16")}
     start = parameters_to_vector(model.parameters()).detach()
     rounding = (start - start.bfloat16().float()).norm().item()
     assert 0 < rounding < 2**-8 * start.norm().item()
@@ -140,10 +136,10 @@ def test_a_start_on_the_cpu_is_exact_and_one_in_bf16_is_as_close_as_the_docstrin
     assert rounded.error == pytest.approx(2 * rounding, rel=1e-4)
     off = abs(rounded.total - exact.total)
     assert off <= rounded.error
-    assert off < 4 * rounding / len(start) ** 0.5  # what is expected of rounding, four times
+    assert off < 4 * rounding / len(start) ** 0.5  # four times the typical error
 
 
-def test_in_bf16_the_start_takes_half_the_memory_and_survives_a_checkpoint():
+def test_a_bf16_copy_takes_half_the_memory_and_survives_a_checkpoint():
     model = wide_network()
     walked = WeightDistance(model, keep="bf16")
     assert {t.dtype for t in walked.state_dict()["start"].values()} == {torch.bfloat16}
@@ -158,7 +154,7 @@ def test_in_bf16_the_start_takes_half_the_memory_and_survives_a_checkpoint():
         assert resumed.distance() == walked.distance()
 
 
-def test_an_exact_start_can_be_resumed_in_bf16():
+def test_an_exact_copy_can_be_resumed_in_bf16():
     model = wide_network()
     exact = WeightDistance(model)
     nudge(model, 0.1)
@@ -169,7 +165,7 @@ def test_an_exact_start_can_be_resumed_in_bf16():
 
 
 @pytest.mark.parametrize(
-    ("choice", "left"),
+    ("choice", "included"),
     [
         ({"norms": False}, {"0.weight", "0.bias", "2.weight", "2.bias"}),
         ({"biases": False}, {"0.weight", "1.weight", "2.weight"}),
@@ -177,26 +173,26 @@ def test_an_exact_start_can_be_resumed_in_bf16():
     ],
     ids=["no norms", "no biases", "neither"],
 )
-def test_norm_and_bias_parameters_are_left_out_by_choice(choice, left):
+def test_norm_and_bias_parameters_can_be_excluded(choice, included):
     model = network()
-    walked, whole = WeightDistance(model, **choice), WeightDistance(model)
+    walked, complete = WeightDistance(model, **choice), WeightDistance(model)
     walk(model)
-    expected = {name: d for name, d in whole.distance().layers.items() if name in left}
+    expected = {name: d for name, d in complete.distance().layers.items() if name in included}
     assert walked.distance().layers == expected
     assert walked.distance().total == pytest.approx(np.linalg.norm(list(expected.values())))
 
 
-def test_ghost_norms_and_other_peoples_norms_are_norms():
-    class RMSNormOfMine(nn.Module):
+def test_ghost_norms_and_custom_norms_count_as_norms():
+    class CustomRMSNorm(nn.Module):
         def __init__(self):
             super().__init__()
             self.scale = nn.Parameter(torch.ones(2))
 
-    model = nn.Sequential(GhostBatchNorm1d(3), nn.LayerNorm(3), nn.GroupNorm(1, 3), RMSNormOfMine())
+    model = nn.Sequential(GhostBatchNorm1d(3), nn.LayerNorm(3), nn.GroupNorm(1, 3), CustomRMSNorm())
     assert WeightDistance(model, norms=False).distance().layers == {}
 
 
-def test_weights_that_are_no_numbers_have_no_distance():
+def test_the_distance_is_nan_if_a_weight_is():
     model = network()
     walked = WeightDistance(model)
     with torch.no_grad():
@@ -204,8 +200,8 @@ def test_weights_that_are_no_numbers_have_no_distance():
     assert np.isnan(walked.distance().total)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, while it compiles
-def test_a_compiled_model_has_the_names_of_the_model():
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from torch.compile
+def test_a_compiled_model_has_the_parameter_names_of_the_model():
     model = network()
     assert (
         WeightDistance(torch.compile(model)).distance().layers.keys()
@@ -213,6 +209,6 @@ def test_a_compiled_model_has_the_names_of_the_model():
     )
 
 
-def test_an_unknown_way_to_keep_the_start_is_refused():
+def test_an_unknown_value_of_keep_is_refused():
     with pytest.raises(InputError, match=r"^keep: 'fp8' is unknown; choose one of exact, cpu"):
         WeightDistance(network(), keep="fp8")

@@ -1,4 +1,4 @@
-"""The random potential where the exponent is known, and what it leaves behind."""
+"""The random potential of losses with a known exponent; the model is restored; scans resume."""
 
 import json
 from itertools import pairwise
@@ -15,14 +15,14 @@ from ghostbatch.errors import InputError
 
 
 class Point(nn.Module):
-    """Weights alone: the loss is a function of where they are."""
+    """A module with weights only, for losses that are a function of the weights."""
 
     def __init__(self, size=60):
         super().__init__()
         self.w = nn.Parameter(torch.zeros(size, dtype=torch.float64))
 
 
-def constant(size=60, seed=3):
+def random_vector(size=60, seed=3):
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(size, generator=draw, dtype=torch.float64)
 
@@ -39,20 +39,19 @@ def test_a_loss_linear_along_a_line_has_alpha_two_exactly():
 def test_a_quadratic_loss_at_its_minimum_has_alpha_four_exactly():
     found = random_potential(Point(), lambda m: m.w.square().sum(), radius=4, samples=100)
     assert found.alpha == pytest.approx(4, abs=1e-9)
-    assert np.isnan(found.detrended.alpha)  # it is all trend
+    assert np.isnan(found.detrended.alpha)  # nothing is left without the trend
 
 
 def test_a_linear_loss_in_many_dimensions_has_alpha_two_within_its_error():
-    gradient = constant()
+    gradient = random_vector()
     found = random_potential(Point(), lambda m: gradient @ m.w, radius=2, samples=1000)
     assert found.alpha_stderr == pytest.approx((2 / 1000) ** 0.5, rel=0.15)  # Var ln z is 1
     assert abs(found.alpha - 2) < 3 * found.alpha_stderr
     assert abs(found.detrended.alpha - 2) < 3 * found.detrended.alpha_stderr
 
 
-def test_the_trend_hides_the_gradient_and_removing_it_shows_it():
-    """Along every direction the loss rises by 2 z^2; the deviation is linear all the same."""
-    gradient = constant()
+def test_removing_a_quadratic_trend_recovers_the_exponent_of_the_gradient():
+    gradient = random_vector()
     found = random_potential(
         Point(), lambda m: 0.3 * gradient @ m.w + 2 * m.w.square().sum(), radius=2, samples=1000
     )
@@ -61,8 +60,8 @@ def test_the_trend_hides_the_gradient_and_removing_it_shows_it():
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 3.0])
-def test_a_planted_field_of_independent_rays_gives_its_exponent(alpha):
-    ray = constant()
+def test_a_field_of_independent_directions_gives_its_exponent(alpha):
+    ray = random_vector()
 
     def loss(m):
         z = m.w.norm().clamp(min=1e-300)
@@ -74,8 +73,8 @@ def test_a_planted_field_of_independent_rays_gives_its_exponent(alpha):
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
-def test_planted_random_fields_give_their_exponent_on_average(alpha):
-    """Sums of waves of all lengths, so that E (L1 - L2)^2 ~ d^alpha."""
+def test_random_fields_give_their_exponent_on_average(alpha):
+    """The fields are sums of waves of all lengths, with E (L1 - L2)^2 ~ d^alpha."""
     size, waves, found = 40, 1000, []
     for seed in range(20):
         draw = np.random.default_rng(seed)
@@ -91,12 +90,12 @@ def test_planted_random_fields_give_their_exponent_on_average(alpha):
     alphas = [each.alpha for each in found]
     spread = np.std(alphas, ddof=1)
     assert abs(np.mean(alphas) - alpha) < 3 * spread / 20**0.5
-    # All samples of one field share its value at the origin: more spread than the error says.
+    # All samples of a field share its value at the origin, so alpha varies more than its error.
     assert spread < 2.5 * np.mean([each.alpha_stderr for each in found])
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0, 3.0])
-def test_the_error_of_alpha_is_its_spread_over_many_scans(alpha):
+def test_the_standard_error_of_alpha_is_its_deviation_over_many_scans(alpha):
     draw = np.random.default_rng(0)
     z = draw.uniform(0, 5, (300, 200))
     changes = z ** (alpha / 2) * draw.standard_normal(z.shape)
@@ -110,7 +109,7 @@ def test_alpha_is_the_maximum_of_the_likelihood():
     draw = np.random.default_rng(1)
     z = draw.uniform(0, 5, 200)
     change = z * draw.standard_normal(200)
-    change[:3] = 0.0  # a deviation of nothing is a sample too
+    change[:3] = 0.0  # changes of 0 count as samples too
 
     def likelihood(alpha):
         variance = (change**2 * z**-alpha).mean() * z**alpha
@@ -125,8 +124,8 @@ def test_alpha_is_the_maximum_of_the_likelihood():
     assert fit.alpha_stderr == pytest.approx((-1 / bend) ** 0.5, rel=1e-2)
 
 
-def test_bins_hold_root_mean_squares_and_every_sample_once():
-    gradient = constant()
+def test_bins_contain_every_sample_once_and_give_root_mean_squares():
+    gradient = random_vector()
     found = random_potential(
         Point(), lambda m: gradient @ m.w, radius=2, samples=300, bins=(1, 5, 12)
     )
@@ -142,8 +141,8 @@ def test_bins_hold_root_mean_squares_and_every_sample_once():
         assert all(0 < e < r for e, r in zip(bins.rms_stderr, bins.rms, strict=True))
 
 
-def test_a_smaller_radius_is_a_scan_of_its_own():
-    gradient = constant()
+def test_a_smaller_radius_uses_the_samples_within_it():
+    gradient = random_vector()
     found = random_potential(Point(), lambda m: gradient @ m.w, radius=2, samples=800)
     near = found.within(0.5)
     assert max(near.distances) <= 0.5 == near.radius
@@ -153,7 +152,7 @@ def test_a_smaller_radius_is_a_scan_of_its_own():
         found.within(3)
 
 
-def network(norm=True):
+def network(norm="plain"):
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten()]
     model = nn.Sequential(*layers, nn.Linear(48, 4))
@@ -170,8 +169,8 @@ def contents(model):
 
 
 @pytest.mark.parametrize("norm", ["plain", "ghost"])
-@pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_left_as_it_was_bit_by_bit(norm, training):
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_the_model_is_restored_bit_for_bit(norm, training):
     model = network(norm).train(training).to(memory_format=torch.channels_last)
     model[0].requires_grad_(False)
     before, modes = contents(model), [m.training for m in model.modules()]
@@ -183,15 +182,15 @@ def test_the_model_is_left_as_it_was_bit_by_bit(norm, training):
 
 
 @pytest.mark.parametrize("calls", [1, 3])
-def test_a_loss_that_fails_or_meddles_leaves_the_model_as_it_was_too(calls):
+def test_the_model_is_restored_after_a_loss_that_changes_modes_and_buffers_and_fails(calls):
     model = network()
-    before, left = contents(model), [calls]
+    before, remaining = contents(model), [calls]
 
     def fail(m):
         m.train()
-        m(data()[0])  # moves the running statistics
-        left[0] -= 1
-        if not left[0]:
+        m(data()[0])  # changes the running statistics
+        remaining[0] -= 1
+        if not remaining[0]:
             raise KeyboardInterrupt
         return 1.0
 
@@ -200,7 +199,7 @@ def test_a_loss_that_fails_or_meddles_leaves_the_model_as_it_was_too(calls):
     assert contents(model) == before
 
 
-def test_norms_use_the_batch_at_hand_and_nothing_is_dropped():
+def test_norms_use_batch_statistics_and_dropout_is_off():
     model, (x, y) = network().eval(), data()
     found = random_potential(model, BatchedLoss(x, y, batch=10), radius=1, samples=2)
     conv, norm, relu, _, flat, linear = model
@@ -214,7 +213,7 @@ def test_norms_use_the_batch_at_hand_and_nothing_is_dropped():
     assert found.origin == pytest.approx(sum(losses).item() / 2, rel=1e-6)
 
 
-def test_where_kernels_serve_a_plain_norm_is_one_large_ghost_meanwhile(monkeypatch):
+def test_with_kernels_a_plain_norm_is_measured_as_one_large_ghost(monkeypatch):
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.BatchNorm1d(5, affine=False))
     inputs, labels = torch.randn(12, 3), torch.randint(5, (12,))
     seen = []
@@ -256,8 +255,8 @@ def test_directions_are_unit_vectors_uniform_on_the_sphere():
     assert np.mean(found.distances) == pytest.approx(1, abs=4 * (4 / 12 / 2000) ** 0.5)
 
 
-def test_an_interrupted_scan_goes_on_where_it_was(tmp_path):
-    gradient, file = constant(), tmp_path / "scan.json"
+def test_an_interrupted_scan_continues_with_the_next_sample(tmp_path):
+    gradient, file = random_vector(), tmp_path / "scan.json"
     done = []
 
     def loss(m):
@@ -268,33 +267,34 @@ def test_an_interrupted_scan_goes_on_where_it_was(tmp_path):
         if number == 7:
             raise KeyboardInterrupt
 
-    whole = random_potential(Point(), loss, radius=2, samples=20)
+    def resume(on_sample):
+        return random_potential(
+            Point(), loss, radius=2, samples=20, resume=file, on_sample=on_sample
+        )
+
+    expected = random_potential(Point(), loss, radius=2, samples=20)
     with pytest.raises(KeyboardInterrupt):
-        random_potential(Point(), loss, radius=2, samples=20, resume=file, on_sample=stop)
+        resume(on_sample=stop)
     assert len(json.loads(file.read_text())["losses"]) == 7
     assert [path.name for path in tmp_path.iterdir()] == ["scan.json"]
-    assert random_potential(
-        Point(), loss, radius=2, samples=20, resume=file, on_sample=done.append
-    ) == (whole)
+    assert resume(on_sample=done.append) == expected
     assert done == list(range(1, 21))
     done.clear()
-    assert random_potential(
-        Point(), loss, radius=2, samples=20, resume=file, on_sample=done.append
-    ) == (whole)
+    assert resume(on_sample=done.append) == expected
     assert done == []
 
 
-def test_a_scan_that_is_killed_has_written_what_was_due(tmp_path, monkeypatch):
+def test_losses_are_written_while_the_scan_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(scan, "SAVE_SECONDS", -1.0)
-    kept = []
+    written = []
 
-    def look(number):
-        kept.append(len(json.loads((tmp_path / "scan").read_text())["losses"]) - number)
+    def look(_number):
+        written.append(len(json.loads((tmp_path / "scan").read_text())["losses"]))
 
     random_potential(
         Point(), lambda m: m.w.sum(), radius=1, samples=3, resume=tmp_path / "scan", on_sample=look
     )
-    assert kept == [0, 0, 0]
+    assert written == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_file_of_another_scan_is_refused(tmp_path, change):
         run(**{**options, **change})
     assert file.read_bytes() == before
     file.write_text("mine")
-    with pytest.raises(InputError, match=r"^resume: .* holds no scan"):
+    with pytest.raises(InputError, match=r"^resume: .* is not a scan"):
         run(**options)
 
 
@@ -326,6 +326,14 @@ def test_a_file_of_another_scan_is_refused(tmp_path, change):
         ("model", lambda: random_potential(nn.ReLU(), lambda _: 0.0, radius=1)),
         ("labels", lambda: BatchedLoss(torch.zeros(3), torch.zeros(4))),
         ("batch", lambda: BatchedLoss(torch.zeros(11), torch.zeros(11), batch=10)),
+    ],
+    ids=[
+        "negative radius",
+        "one sample",
+        "no bins",
+        "no parameters",
+        "more labels than inputs",
+        "last batch of one",
     ],
 )
 def test_bad_input_is_refused_by_name(field, call):

@@ -12,14 +12,14 @@ SEEDS = (0, 5)
 
 def data(seed):
     draw = np.random.default_rng(seed)
-    way = np.array([1.0, 0.5, -0.3])
+    normal = np.array([1.0, 0.5, -0.3])
     x = draw.standard_normal((40, 3))
-    y = np.sign(x @ way)
-    return x + 0.6 * y[:, None] * way / np.linalg.norm(way), y
+    y = np.sign(x @ normal)
+    return x + 0.6 * y[:, None] * normal / np.linalg.norm(normal), y
 
 
 def hard_margin(x, y):
-    """The vector of scikit-learn's machine; mirrored samples leave it no use for an intercept."""
+    """scikit-learn's hard-margin vector; mirrored samples make its intercept 0."""
     svm = pytest.importorskip("sklearn.svm")
     signed = x * y[:, None]
     both, labels = np.r_[signed, -signed], np.r_[y * y, -y * y]
@@ -63,19 +63,18 @@ def test_the_gap_of_the_margin_shrinks_as_one_over_log_time(run):
     assert gaps[-1] < 0.005
 
 
-def test_a_rising_rate_gives_the_weights_of_a_constant_one():
-    """The slow twin does every step."""
+def test_a_rising_rate_gives_the_weights_of_a_constant_rate():
     x, y = data(5)
     fast, slow = (descend(x, y, until=3e4, constant=constant) for constant in (False, True))
     for time in (1e2, 1e3, 1e4):
-        w, twin = (
+        w, expected = (
             [np.interp(np.log(time), np.log(each.times), w) for w in np.array(each.weights).T]
             for each in (fast, slow)
         )
-        assert np.linalg.norm(np.subtract(w, twin)) < 0.02 * np.linalg.norm(twin)
+        assert np.linalg.norm(np.subtract(w, expected)) < 0.02 * np.linalg.norm(expected)
 
 
-def test_its_walk_is_ultra_slow_with_the_slope_that_the_margin_gives(run):
+def test_the_distance_grows_as_log_t_with_the_length_of_the_hard_margin_vector(run):
     vector, found = run
     late = np.array(found.times) > 1e10
     fit = fit_diffusion(np.array(found.times)[late], np.array(found.distances)[late])
@@ -91,6 +90,7 @@ def test_its_walk_is_ultra_slow_with_the_slope_that_the_margin_gives(run):
         ("labels", [[1.0], [2.0]], [1, -1], {"until": 1e6}),
         ("until", [[1.0], [2.0]], [1, 1], {"until": 1}),
     ],
+    ids=["label 0", "too few labels", "not separable", "until below 10"],
 )
 def test_bad_input_is_refused_by_name(field, inputs, labels, options):
     with pytest.raises(InputError) as raised:

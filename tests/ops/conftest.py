@@ -1,25 +1,72 @@
-"""What the tests of the kernels share."""
+"""What the tests of the backends share."""
 
 import platform
 
 import pytest
 import torch
 
-from ghostbatch.ops import cpu, cpu_build
+from ghostbatch.ops.backends import select, tensor
+from ghostbatch.ops.backends.c import bind, build
+from ghostbatch.ops.backends.triton import launch
+from ghostbatch.ops.backends.triton.tiling import Tuning
+
+SMALL = Tuning(warps=1, vectors=2, subtiles=2, channels=16, programs=2)
 
 
 @pytest.fixture
 def compiler() -> None:
-    """Tests of the CPU kernels run where they can be compiled."""
-    if cpu_build.find_compiler() is None:
+    """Skip tests of the C kernels where they cannot be compiled."""
+    if build.find_compiler() is None:
         pytest.skip("there is no C compiler")
 
 
 @pytest.fixture
 def cut_small(compiler, monkeypatch):
-    """Kernels with limits so low that small batches meet every case, and three threads."""
+    """C kernels with limits so low that small batches go through every case, and three threads."""
     del compiler
     narrow = ("-mno-avx",) if platform.machine() == "x86_64" else ()  # several vectors to a row
-    library = cpu_build.library
-    monkeypatch.setattr(cpu, "library", lambda dtype: library(dtype, "-DCUT_SMALL", *narrow))
+    library = build.library
+    monkeypatch.setattr(bind, "library", lambda dtype: library(dtype, "-DCUT_SMALL", *narrow))
     torch.set_num_threads(3)
+
+
+@pytest.fixture(
+    params=[
+        "C as shipped",
+        "C cut small",
+        "tensor code ghost by ghost",
+        "tensor code on all ghosts",
+    ]
+)
+def backend(request, monkeypatch):
+    """Run each backend; tensor code also as on devices other than a CPU."""
+    if request.param == "C cut small":
+        request.getfixturevalue("cut_small")
+    elif request.param != "C as shipped":
+        monkeypatch.setenv(select.SWITCH, "0")
+        if request.param == "tensor code on all ghosts":
+            monkeypatch.setattr(tensor, "GHOST_BY_GHOST", ())
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Run the Triton kernels on CPU tensors, with small tiles; giving them up would be an error."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU the kernels are not interpreted")
+    monkeypatch.setenv(select.SWITCH, "interpret")
+    monkeypatch.setattr(select, "_broken", set())
+    monkeypatch.setattr(launch, "tuning", lambda *_: SMALL)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Return a list of the Triton kernels that are launched."""
+    seen, launch_kernel = [], launch._launch
+
+    def counted(kernel, *arguments, **constants):
+        seen.append(kernel)
+        launch_kernel(kernel, *arguments, **constants)
+
+    monkeypatch.setattr(launch, "_launch", counted)
+    return seen

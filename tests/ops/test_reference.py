@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from norm_inputs import draw
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -15,13 +16,6 @@ from ghostbatch.ops import ghost_batch_norm, ghost_batch_norm_reference, ghost_s
 
 CHANNELS = 3
 BOTH = pytest.mark.parametrize("norm", [ghost_batch_norm_reference, ghost_batch_norm])
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    """Values whose mean and deviation drift over the batch, so that ghosts differ."""
-    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    drift = torch.linspace(1, 3, shape[0], dtype=torch.float64).view(-1, *(1,) * (len(shape) - 1))
-    return (values * drift + drift).to(dtype)
 
 
 def statistics(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -127,7 +121,7 @@ def test_batches_tracked_count_ghosts_or_with_the_mean_policy_batches(norm, runn
 
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_evaluation_is_batch_norm_bit_for_bit_and_moves_nothing(norm, dtype):
+def test_evaluation_is_batch_norm_bit_for_bit_and_updates_nothing(norm, dtype):
     x, (weight, bias), tracked = draw(5, CHANNELS, 2, dtype=dtype), statistics(), torch.tensor(4)
     mean, var, weight, bias = (t.to(dtype) for t in (*statistics(), weight, bias))
     y = norm(x, mean, var, weight, bias, ghost=2, training=False, num_batches_tracked=tracked)

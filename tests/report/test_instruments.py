@@ -1,4 +1,4 @@
-"""The page of a study without runs, and the figures of its instruments."""
+"""The figures of instruments, and the page of a study without runs."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.report.figures import slope_with_interval
 from ghostbatch.report.instruments import draw_instruments
 from ghostbatch.report.page import write_report
+from ghostbatch.study import Manifest
 
 
 def walks(times):
@@ -19,28 +20,31 @@ def walks(times):
     }
 
 
-def test_a_page_needs_no_runs_where_an_instrument_was_used(tmp_path):
+@pytest.mark.parametrize("listed", [True, False], ids=["study.json", "no-study.json"])
+def test_a_study_of_instruments_has_a_page_without_runs(tmp_path, listed):
     (tmp_path / "walk.json").write_text(json.dumps(walks(np.unique(np.geomspace(1, 1e4, 60) // 1))))
+    if listed:
+        Manifest("walk", instruments=("walk", "potential")).write(tmp_path)
     page, tables = write_report(tmp_path)
     assert tables == []
     text = page.read_text()
-    assert "brownian: exponent of ln t 2.00 in [2.00, 2.00]" in text
-    assert "flat: exponent" in text
-    assert re.search(r"sqrt t sqrt t fits better by \d+ of AIC", text)
+    assert "brownian: p = 2.00 in [2.00, 2.00], and ln t fits better than sqrt t" in text
+    assert re.search(r"flat: .* sqrt t fits better than ln t \(AIC lower by \d+\)", text)
     assert "<h2>Recipes</h2>" not in text
     assert (tmp_path / "figures" / "walk.png").stat().st_size > 10_000
 
 
-def test_the_potentials_exponent_is_in_its_caption(tmp_path):
+def test_the_caption_of_the_potential_states_its_exponents(tmp_path):
     draw = np.random.default_rng(0)
     z = draw.uniform(0, 20, 400)
     losses = 2.3 + 0.1 * z * draw.normal(size=400)  # alpha = 2
     found = {"distances": z.tolist(), "losses": losses.tolist(), "origin": 2.3, "radius": 20.0}
     (tmp_path / "potential.json").write_text(json.dumps({**found, "walked": 15.0, "images": 1000}))
-    (plot,) = draw_instruments(tmp_path)
+    (plot,) = draw_instruments(["potential"], tmp_path)
     alphas = [float(a) for a in re.findall(r"([\d.]+) ± [\d.]+ up to", plot.caption)]
     assert len(alphas) == 3
     assert alphas[0] == pytest.approx(2, abs=0.2)
+    assert "loss of f1 from" in plot.caption  # files of earlier versions do not name the network
 
 
 def test_a_damaged_file_is_refused_by_name(tmp_path):

@@ -1,4 +1,4 @@
-"""The report says what the run folders hold, and needs nothing else."""
+"""A report shows what a folder of runs holds, and needs nothing else."""
 
 import json
 import re
@@ -9,17 +9,16 @@ from statistics import mean, stdev
 
 import pytest
 
-from ghostbatch import train
+from ghostbatch import Recipe, Regime, train
 from ghostbatch.errors import InputError
-from ghostbatch.report import write_report
-from ghostbatch.report.runs import group_runs, read_runs
+from ghostbatch.report.page import write_report
+from ghostbatch.report.runs import read_results
+from ghostbatch.study import Manifest, RowEntry
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A study in miniature: two columns, two seeds, one cell unfinished and one diverged."""
-    from ghostbatch import Recipe, Regime  # noqa: PLC0415
-
     out = tmp_path_factory.mktemp("runs") / "mini"
     regime = Regime(lr=0.05, epochs=0.128, drops=((0.096, 0.005),))
     small = Recipe(model="f1", data="digits", batch=32, base_batch=32, regime=regime)
@@ -72,13 +71,49 @@ def test_the_table_holds_mean_and_deviation_over_finished_seeds(folder):
     assert rows["+GBN"][2:5] == ["1", "32", "2"]  # one seed has no deviation
 
 
-def test_what_is_unfinished_or_diverged_is_said(folder):
+def test_unfinished_and_diverged_runs_are_counted_below_the_table(folder):
     _, (table,) = write_report(folder)
     assert table.notes == ["SB: 1 of 3 diverged", "+GBN: 1 of 2 not finished"]
 
 
-def test_columns_stand_in_the_papers_order(folder):
-    assert [group.column for group in group_runs(read_runs(folder))] == ["SB", "+GBN"]
+def test_columns_stand_in_the_papers_order_without_study_json(folder):
+    assert [group.column for group in read_results(folder).groups] == ["SB", "+GBN"]
+
+
+@pytest.fixture
+def declared(folder):
+    """Write a study.json into the folder for one test."""
+    yield lambda **fields: Manifest("mini", **fields).write(folder)
+    (folder / "study.json").unlink()
+
+
+def test_study_json_decides_rows_columns_seeds_and_their_order(folder, declared):
+    declared(rows={"f1-digits": RowEntry(("+GBN", "LB", "SB"))}, seeds=(0,))
+    _, (table,) = write_report(folder)
+    assert [(line[0], line[2]) for line in table.lines] == [("+GBN", "1"), ("SB", "1")]
+    assert table.notes == []
+
+
+def test_study_json_decides_the_figures_and_notes(folder, declared):
+    entry = RowEntry(("SB",), figures=("accuracy-by-distance",), note="A note on the row.")
+    declared(rows={"f1-digits": entry}, seeds=(0, 1))
+    text = write_report(folder)[0].read_text()
+    assert text.count("<svg") == 1
+    assert "Test accuracy at the end against the distance" in text
+    assert text.count("A note on the row.") == 1
+    assert (folder / "figures" / "accuracy-by-distance.svg").exists()
+
+
+def test_an_unknown_figure_in_study_json_is_refused(folder, declared):
+    declared(rows={"f1-digits": RowEntry(("SB",), figures=("pie",))}, seeds=(0,))
+    with pytest.raises(InputError, match=r"^figures: 'pie' of row f1-digits is unknown; choose"):
+        write_report(folder)
+
+
+def test_a_study_that_has_not_begun_has_no_report(tmp_path):
+    Manifest("mini", {"row": RowEntry(("SB",))}, (0,)).write(tmp_path)
+    with pytest.raises(InputError, match=r"^folder: .* holds no runs; name the folder of a study"):
+        write_report(tmp_path)
 
 
 def test_the_page_fetches_nothing(folder):
@@ -89,7 +124,7 @@ def test_the_page_fetches_nothing(folder):
     assert "@import" not in text
 
 
-def test_the_page_is_made_for_phones_and_the_dark(folder):
+def test_the_page_suits_phones_and_dark_mode(folder):
     text = write_report(folder)[0].read_text()
     assert 'name="viewport"' in text
     assert "prefers-color-scheme: dark" in text
@@ -107,7 +142,8 @@ def test_figures_lie_beside_the_page_as_svg_and_png(folder):
 
 def test_the_distance_caption_gives_the_slope_of_its_fit(folder):
     text = write_report(folder)[0].read_text()
-    assert re.search(r"fits better: SB \d+\.\d+ in \[.*?\] \((log|sqrt) t .*; \+GBN", text)
+    fit = r"b = \d+\.\d+ in \[.*?\], (ln|sqrt) t fits better than (ln|sqrt) t \(AIC lower by \d+\)"
+    assert re.search(rf"SB: {fit}; \+GBN: {fit}\.", text)
 
 
 def test_making_the_page_again_gives_the_same_page(folder):
@@ -123,7 +159,7 @@ def test_a_single_run_has_a_report_too(tmp_path, tiny):
     assert table.lines[0][0] == "alone"
 
 
-def test_runs_by_themselves_are_told_apart(tmp_path, tiny):
+def test_single_runs_go_by_the_names_of_their_folders(tmp_path, tiny):
     for name, recipe in {"a": tiny, "b": replace(tiny, batch=32)}.items():
         train(recipe, out=tmp_path / "two" / name)
     _, (table,) = write_report(tmp_path / "two")

@@ -1,4 +1,4 @@
-"""TensorBoard's files hold the numbers of metrics.jsonl, whatever happened on the way."""
+"""TensorBoard's files hold the numbers of metrics.jsonl, also after interruptions."""
 
 import sys
 from collections import defaultdict
@@ -10,11 +10,11 @@ from ghostbatch.errors import InputError
 from ghostbatch.report.tensorboard import SCALARS, TensorBoard
 from ghostbatch.train import read_records
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TensorBoard's own
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in TensorBoard itself
 
 
 def shown(folder):
-    """What TensorBoard reads: (update, value) by curve."""
+    """Return what TensorBoard reads: for each curve, pairs of update and value."""
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     accumulator = accumulators.EventAccumulator(str(folder / "tensorboard"))
     accumulator.Reload()
@@ -25,7 +25,7 @@ def shown(folder):
 
 
 def written(folder):
-    """The same from metrics.jsonl; TensorBoard keeps fp32."""
+    """Return the same from metrics.jsonl; TensorBoard keeps fp32."""
     curves = defaultdict(list)
     for record in read_records(folder / "metrics.jsonl"):
         for name in SCALARS:
@@ -35,7 +35,7 @@ def written(folder):
 
 
 def interrupted(recipe, folder, update, split="validation", board=True):
-    """A run that is killed as it has written a record."""
+    """Interrupt a run right after it has written a record."""
     boards = TensorBoard(folder) if board else None
 
     def stop(record):
@@ -60,7 +60,7 @@ def test_a_run_shows_the_numbers_of_its_metrics(tiny, tmp_path):
     ("update", "split"), [(7, "validation"), (8, "train"), (16, "train"), (16, "validation")]
 )
 def test_a_resumed_run_shows_the_numbers_of_its_metrics_once(tiny, tmp_path, update, split):
-    """The last is killed when only its summary is missing."""
+    """The last case is interrupted when only its summary is missing."""
     interrupted(tiny, tmp_path, update, split)
     train(tiny, out=tmp_path, on_record=TensorBoard(tmp_path))
     assert shown(tmp_path) == written(tmp_path)

@@ -1,4 +1,4 @@
-"""Studies that are killed for real, at random moments, and run again."""
+"""Studies that are killed at random moments, and run again."""
 
 import os
 import random
@@ -36,7 +36,7 @@ def workers_of(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has died and waits to be noticed does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def alive(pid: int) -> bool:
 
 
 def press_ctrl_c(study: subprocess.Popen[str]) -> None:
-    """As a terminal does: the study and its workers hear it."""
+    """Send SIGINT to the study and its workers, as a terminal does."""
     os.killpg(study.pid, signal.SIGINT)
 
 
@@ -56,14 +56,14 @@ def run_to_the_end(out: Path) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The study without any interruption."""
+    """The folder of a study that was not interrupted."""
     out = tmp_path_factory.mktemp("whole")
     run_to_the_end(out)
     return out
 
 
 def kill_at(out: Path, how: signal.Signals, after: float) -> None:
-    """Start the study, send it a signal, and see that it and its workers are gone."""
+    """Start the study, send it a signal, and check that it and its workers end."""
     study = start(out)
     time.sleep(after)
     workers = workers_of(study.pid)
@@ -72,7 +72,7 @@ def kill_at(out: Path, how: signal.Signals, after: float) -> None:
     expected = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
     if study.returncode == expected[how]:
         assert "Traceback" not in stderr
-    elif study.returncode != 0:  # not through already: still importing torch, so Python's own ends
+    elif study.returncode != 0:  # neither finished nor past the start of Python
         early = {signal.SIGTERM: (-15,), signal.SIGINT: (-2, 1), signal.SIGKILL: ()}
         assert after < 3, stderr
         assert study.returncode in early[how], stderr
@@ -92,7 +92,7 @@ def assert_same(out: Path, whole: Path, outcome) -> None:
     "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
 def test_a_killed_study_continues_and_ends_bit_identical(how, whole, tmp_path, outcome):
-    dice = random.Random(how)  # noqa: S311 (no secret)
+    dice = random.Random(how)  # noqa: S311 (not for secrets)
     kill_at(tmp_path, how, after=3.5 + 2 * dice.random())
     table = run_to_the_end(tmp_path)
     assert_same(tmp_path, whole, outcome)
@@ -100,7 +100,7 @@ def test_a_killed_study_continues_and_ends_bit_identical(how, whole, tmp_path, o
 
 
 def rarely_saved(out: Path) -> subprocess.Popen[str]:
-    """A study in a terminal of its own, at work, which takes no checkpoint unless asked."""
+    """Start a study in its own process group, without checkpoints by time; wait until it works."""
     words = [word.replace("0.3", "1000") for word in command(out)]
     study = subprocess.Popen(words, stdout=-1, stderr=-1, text=True, start_new_session=True)
     cells = [out / "f1-digits" / column / "seed-0" / "metrics.jsonl" for column in COLUMNS]
@@ -110,7 +110,7 @@ def rarely_saved(out: Path) -> subprocess.Popen[str]:
     return study
 
 
-def test_the_first_ctrl_c_has_every_worker_save_the_update_it_is_at(tmp_path, whole, outcome):
+def test_at_the_first_ctrl_c_every_worker_saves_its_current_update(tmp_path, whole, outcome):
     study = rarely_saved(tmp_path)
     press_ctrl_c(study)
     _, stderr = study.communicate(timeout=20)
@@ -125,14 +125,14 @@ def test_the_first_ctrl_c_has_every_worker_save_the_update_it_is_at(tmp_path, wh
     assert_same(tmp_path, whole, outcome)
 
 
-def test_the_second_ctrl_c_ends_workers_that_do_not_save(tmp_path):
+def test_the_second_ctrl_c_kills_workers_that_do_not_save(tmp_path):
     study = rarely_saved(tmp_path)
     workers = workers_of(study.pid)
     for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     press_ctrl_c(study)
     time.sleep(1)
-    assert study.poll() is None, "the first one waits"
+    assert study.poll() is None, "the first one must wait"
     began = time.monotonic()
     press_ctrl_c(study)
     _, stderr = study.communicate(timeout=60)
@@ -148,7 +148,7 @@ def test_the_second_ctrl_c_ends_workers_that_do_not_save(tmp_path):
 
 @pytest.mark.slow
 def test_a_study_killed_thirty_times_ends_bit_identical(whole, tmp_path, outcome):
-    dice = random.Random(1)  # noqa: S311 (no secret)
+    dice = random.Random(1)  # noqa: S311 (not for secrets)
     kills = 0
     for attempt in range(30):
         out = tmp_path / str(attempt // 5)
@@ -161,7 +161,7 @@ def test_a_study_killed_thirty_times_ends_bit_identical(whole, tmp_path, outcome
     assert kills == 30
 
 
-def test_ended_cells_are_kept_as_they_are(whole):
+def test_finished_runs_are_not_touched_again(whole):
     cell = whole / "f1-digits" / "SB" / "seed-0"
     before = {path.name: path.stat().st_mtime_ns for path in cell.iterdir()}
     began = time.monotonic()
@@ -170,7 +170,7 @@ def test_ended_cells_are_kept_as_they_are(whole):
     assert time.monotonic() - began < 20
 
 
-def test_two_studies_on_one_folder_do_not_mix(tmp_path):
+def test_a_second_study_on_the_same_folder_is_refused(tmp_path):
     first = start(tmp_path)
     while not workers_of(first.pid):
         time.sleep(0.05)

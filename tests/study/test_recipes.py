@@ -1,4 +1,4 @@
-"""The declared recipes say what the paper says, and run."""
+"""The named recipes are those of the paper, and run."""
 
 import math
 import re
@@ -39,7 +39,7 @@ REGIMES = {
 
 
 def tiny(name, batch, samples, **changes):
-    """The recipe on synthetic data of its shape, its whole regime in one epoch."""
+    """Return the recipe on synthetic data of its shape, with its whole regime in one epoch."""
     recipe = find_recipe(name)
     info = find_info(recipe.data)
     shape = "x".join(map(str, (*info.shape, info.classes)))
@@ -76,7 +76,7 @@ def test_a_docstring_gives_the_papers_figures_and_the_cost(name):
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_a_regime_that_the_paper_gives_is_the_papers(name):
+def test_a_regime_is_the_papers_where_it_gives_one(name):
     recipe = find_recipe(name)
     assert (recipe.base_batch, recipe.regime) == REGIMES[name]
     assert name not in PROVISIONAL
@@ -88,7 +88,7 @@ def test_weight_decay_of_alexnet_ends_at_epoch_15():
 
 
 @pytest.mark.parametrize("name", sorted(PROVISIONAL))
-def test_a_provisional_recipe_has_the_first_guess_of_falling_rates(name):
+def test_a_provisional_recipe_has_the_first_guess_with_falling_rates(name):
     recipe = find_recipe(name)
     assert recipe.regime == FIRST_GUESS
     assert (recipe.base_batch, recipe.regime.momentum) == (128, 0.9)

@@ -1,6 +1,7 @@
-"""The declared studies say what the paper says."""
+"""The declared studies have the rows and columns of the paper."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from itertools import pairwise
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_the_longest_cells_come_first():
     assert [cell.recipe.seed for cell in cells[:3]] == [0, 1, 2]
 
 
-def test_a_study_can_be_cut_to_some_columns_and_seeds():
+def test_a_study_can_be_limited_to_some_columns_and_seeds():
     cells = find_study("quick").cells(["SB", "+LR"], [7])
     assert {(cell.column, cell.recipe.seed) for cell in cells} == {("SB", 7), ("+LR", 7)}
 
@@ -66,8 +67,41 @@ def test_unknown_names_are_refused_with_those_that_exist():
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_cell_has_a_folder_of_its_own_three_levels_down(name, tmp_path):
+def test_every_cell_has_another_folder_three_levels_down(name, tmp_path):
     cells = find_study(name).cells(out=tmp_path)
     folders = {cell.folder(tmp_path) for cell in cells}
     assert len(folders) == len(cells)
     assert all(len(folder.relative_to(tmp_path).parts) == 3 for folder in folders)
+
+
+def test_the_diffusion_study_changes_one_thing_per_row():
+    rows = find_study("diffusion").rows
+    for size, recipe in rows["before"].columns.items():
+        after = rows["after"].columns[size]
+        assert replace(after, lr_rule="none", ghost=None) == recipe
+        assert (after.lr_rule, after.ghost) == ("sqrt", 32)
+    for size, recipe in rows["no weight decay"].columns.items():
+        assert recipe.regime.weight_decay == 0
+        decayed = rows["before"].columns[size]
+        assert replace(recipe, regime=decayed.regime) == decayed
+    rate, noise = rows["rate or noise"].columns.values()
+    assert replace(noise, noise=False, lr_rule="sqrt") == rate
+
+
+def test_longer_runs_have_longer_first_phases_and_the_same_later_phases():
+    longer = find_study("diffusion").rows["longer"]
+    plans = [recipe.plan(4000) for recipe in longer.columns.values()]
+    firsts = [plan.drop_updates[0] for plan in plans]
+    assert firsts == [63, 125, 250, 500, 1000]
+    for plan in plans:
+        drops = (*plan.drop_updates, plan.updates)
+        tail = [b - a for a, b in pairwise(drops)]
+        assert tail == pytest.approx([125, 125], abs=1)
+
+
+def test_the_column_that_another_one_follows_is_run_with_it(tmp_path):
+    cells = find_study("diffusion").cells(["by distance"], [0], tmp_path)
+    assert [(cell.row, cell.column) for cell in cells] == [
+        ("by distance", "SB"),
+        ("by distance", "by distance"),
+    ]

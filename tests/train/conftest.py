@@ -14,29 +14,20 @@ from typing import Any
 import pytest
 
 SMALL = (
-    *("train", "f1-digits", "--model", "dropping", "--device", "cpu", "--threads", "1"),
+    *(
+        "train",
+        "f1-digits",
+        "--model",
+        "python:small_networks:dropping",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ),
     *("--batch", "128", "--ghost", "16", "--regime.drops", ",", "--augment"),
     *("--evaluations", "2"),
 )
 """A run of moments, with dropout, crops and clipping."""
-
-STEPS = """
-import time
-from pathlib import Path
-from ghostbatch.train.session import Session
-
-step = Session.step
-
-def slow(self, **options):
-    time.sleep({seconds})
-    done = step(self, **options)
-    with Path({log!r}).open("a") as log:
-        log.write("one\\n")
-    return done
-
-Session.step = slow
-"""
-"""Code that makes each update take longer, and writes down that it was done."""
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -73,7 +64,7 @@ class Child:
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Child]]:
-    """Start ``ghostbatch ARGV``, after some code that may change what it stands on."""
+    """Start ``ghostbatch ARGV`` in a process that may have one of `faults` injected."""
     script = Path(__file__).with_name("starter.py")
     folder = tmp_path_factory.mktemp("said")
     with subprocess.Popen(
@@ -91,11 +82,11 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., C
 
         count = 0
 
-        def start(*argv: Any, before: str = "") -> Child:
+        def start(*argv: Any, fault: str | None = None, **options: Any) -> Child:
             nonlocal count
             count += 1
             out, err = (folder / f"{count}.{name}" for name in ("out", "err"))
-            pid = ask("start", [str(word) for word in argv], str(out), str(err), before)
+            pid = ask("start", [str(word) for word in argv], str(out), str(err), fault, options)
             return Child(pid, out, err, ask)
 
         yield start
@@ -120,13 +111,13 @@ def whole(
 
 
 @pytest.fixture
-def slowly(tmp_path: Path) -> Callable[[float], tuple[str, Callable[[], int]]]:
-    """Code for a run whose updates take so long, and the number of updates it has done."""
-    log = tmp_path / "steps"
+def slowly(tmp_path: Path) -> Callable[[float], tuple[dict[str, Any], Callable[[], int]]]:
+    """The fault that slows updates down, and a function that returns the number of updates done."""
+    log = tmp_path / "updates"
 
-    def make(seconds: float) -> tuple[str, Callable[[], int]]:
-        code = STEPS.format(seconds=seconds, log=str(log))
-        return code, lambda: len(log.read_text().split()) if log.exists() else 0
+    def make(seconds: float) -> tuple[dict[str, Any], Callable[[], int]]:
+        fault = {"fault": "slow_updates", "seconds": seconds, "log": str(log)}
+        return fault, lambda: len(log.read_text().split()) if log.exists() else 0
 
     return make
 

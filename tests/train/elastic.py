@@ -1,4 +1,4 @@
-"""The command line under torchrun, with a small network and updates that take a while.
+"""The command line under torchrun, with slowed updates.
 
     torchrun --nproc-per-node=2 tests/train/elastic.py FOLDER SECONDS COMMAND ...
 
@@ -8,46 +8,18 @@ after the other, and every rank says how each ended.
 
 import os
 import sys
-import time
 from itertools import groupby
 from pathlib import Path
 
-import ranks
-import torch
-from torch import nn
+import faults
 
 from ghostbatch import cli
-from ghostbatch.nn import MODELS
-from ghostbatch.train.session import Session
-
-
-class Bad(nn.Module):
-    """Spoils one value of what the second rank trains on."""
-
-    def forward(self, x):
-        if not self.training or os.environ["RANK"] != "1":
-            return x
-        return torch.cat([x[:1] * torch.inf, x[1:]])
-
-
-def one_bad_rank(*sizes, **more):
-    """The small network with a bad layer after its first three."""
-    return ranks.dropping(*sizes, **more).insert(3, Bad())
-
-
-MODELS["one-bad-rank"] = one_bad_rank
 
 
 def main(folder, seconds, words):
     rank = os.environ["RANK"]
     (Path(folder) / f"rank-{rank}").write_text(str(os.getpid()))
-    step = Session.step
-
-    def slow(self, **options):
-        time.sleep(float(seconds))
-        return step(self, **options)
-
-    Session.step = slow
+    faults.slow_updates(float(seconds))
     commands = [list(part) for split, part in groupby(words, "--then".__eq__) if not split]
     for command in commands:
         sys.argv = ["ghostbatch", *command]

@@ -11,14 +11,14 @@ import sys
 import time
 import traceback
 
-import ranks  # noqa: F401 (it has a small network)
+import faults
 import torch._dynamo  # noqa: F401 (the first optimizer would)
 
 from ghostbatch import cli
 
 
-def start(argv, stdout, stderr, before):
-    """Run one command in a child; ``before`` is code to execute there first."""
+def start(argv, stdout, stderr, fault, options):
+    """Run one command in a child, after injecting one of `faults` if it is named."""
     if pid := os.fork():
         return pid
     code = 1
@@ -26,7 +26,8 @@ def start(argv, stdout, stderr, before):
         for path, descriptor in ((os.devnull, 0), (stdout, 1), (stderr, 2)):
             flags = os.O_RDWR if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             os.dup2(os.open(path, flags, 0o600), descriptor)
-        exec(before, {})  # noqa: S102 (the test's own)
+        if fault:
+            getattr(faults, fault)(**options)
         sys.argv = ["ghostbatch", *argv]
         cli.main()
         code = 0

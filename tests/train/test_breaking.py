@@ -27,40 +27,11 @@ def assert_resumes(launch, command, out, whole, outcome):
 
 # ------------------------------------------------------------------------------ kill -9, anywhere
 
-DIE_AT = """
-import io, os, resource, signal
-from ghostbatch.train.checkpoint import Checkpoints
-
-save, saves, count = Checkpoints.save, 0, 0
-
-def counted(self, *arguments):
-    global saves
-    saves += 1
-    if (saves, {number}) == (5, 0):  # inside torch.save: the kernel kills who writes too much
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-    save(self, *arguments)
-
-def dying(call):
-    def die(*arguments, **options):
-        global count
-        count += {everywhere} or saves == 5
-        if count and count == {number}:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*arguments, **options)
-    return die
-
-Checkpoints.save = counted
-for name in ("fsync", "replace", "open", "close", "unlink"):
-    setattr(os, name, dying(getattr(os, name)))
-io.open = dying(io.open)
-"""
-
 
 def kill_at(launch, command, out, number, everywhere=False):
     """Die just before the file operation of this number; tell whether it came to that."""
-    code = DIE_AT.format(number=number, everywhere=everywhere)
-    child = launch(*command, *EVERY, "--out", out, before=code)
+    fault = {"fault": "die_at", "number": number, "everywhere": everywhere}
+    child = launch(*command, *EVERY, "--out", out, **fault)
     assert child.wait() in (0, -signal.SIGKILL, -signal.SIGXFSZ), child.said
     return child.code != 0
 
@@ -145,8 +116,8 @@ def test_a_second_run_on_a_folder_is_refused_until_the_first_is_killed(
     launch, small, slowly, tmp_path, whole, outcome
 ):
     out = tmp_path / "run"
-    code, done = slowly(0.5)
-    first = launch(*small, *EVERY, "--out", out, before=code)
+    fault, done = slowly(0.5)
+    first = launch(*small, *EVERY, "--out", out, **fault)
     first.until(lambda: done() >= 1)
     second = launch(*small, "--out", out)
     assert second.wait() == 2
@@ -161,31 +132,13 @@ def test_a_second_run_on_a_folder_is_refused_until_the_first_is_killed(
 # ------------------------------------------------------------------------------------- full disks
 
 
-FULL = """
-from pathlib import Path
-from ghostbatch.train.session import Session
-
-step = Session.step
-
-def filling(self, **options):
-    done = step(self, **options)
-    if self.state.update == {update}:
-        path = Path({path!r})
-        path.unlink(missing_ok=True)
-        path.symlink_to("/dev/full")
-    return done
-
-Session.step = filling
-"""
-
-
 @pytest.mark.parametrize("name", ["checkpoint.pt", "summary.json"])
 def test_a_full_disk_ends_the_run_in_one_line_and_keeps_the_last_checkpoint(
     name, launch, small, tmp_path, whole, outcome
 ):
     out = tmp_path / "run"
-    full = FULL.format(update=9, path=str(out / f"{name}.partial"))
-    child = launch(*small, *EVERY, "--out", out, before=full)
+    fault = {"fault": "full_disk", "update": 9, "path": str(out / f"{name}.partial")}
+    child = launch(*small, *EVERY, "--out", out, **fault)
     assert child.wait() == 1
     assert child.said == [
         f"ghostbatch: {out / name}: No space left on device; free or choose another place"
@@ -200,17 +153,7 @@ def test_a_disk_too_full_for_a_record_ends_the_run_in_one_line(
     launch, small, tmp_path, whole, outcome
 ):
     out = tmp_path / "run"
-    full = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n" + (
-        "from ghostbatch.train.record import Recorder\n"
-        "write = Recorder.write\n"
-        "def full(self, record):\n"
-        "    if record.update == 9:\n"
-        "        size = self.position() + 20\n"
-        "        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))\n"
-        "    write(self, record)\n"
-        "Recorder.write = full\n"
-    )
-    child = launch(*small, *EVERY, "--out", out, before=full)
+    child = launch(*small, *EVERY, "--out", out, fault="full_disk_in_a_record", update=9)
     assert child.wait() == 1
     assert child.said == [
         f"ghostbatch: {out / 'metrics.jsonl'}: File too large; free or choose another place"
@@ -222,11 +165,7 @@ def test_a_disk_too_full_for_a_record_ends_the_run_in_one_line(
 def test_a_disk_that_fills_up_inside_torch_save_is_named_as_such(launch, small, tmp_path):
     """torch.save then says something about positions in the file, with a traceback."""
     out = tmp_path / "run"
-    limit = (
-        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
-    )
-    child = launch(*small, *EVERY, "--out", out, before=limit)
+    child = launch(*small, *EVERY, "--out", out, fault="small_files", size=40_000)
     assert child.wait() == 1
     assert child.said == [
         f"ghostbatch: {out / 'checkpoint.pt'}: File too large; free or choose another place"

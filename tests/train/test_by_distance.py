@@ -9,7 +9,7 @@ import pytest
 
 from ghostbatch import Regime, train
 from ghostbatch.errors import InputError
-from ghostbatch.report import write_report
+from ghostbatch.report.page import write_report
 from ghostbatch.train.record import read_records
 from ghostbatch.train.reference import read_drop_targets
 

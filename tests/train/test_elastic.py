@@ -82,7 +82,7 @@ def printed(base, small):
         (*small, *FP64, "--out", "/proc/run"),
         (*small, *FP64, "--out", base / "device", "--device", "quantum"),
         ("study", "quick", "--out", base / "study"),
-        (*(w.replace("dropping", "one-bad-rank") for w in small), "--out", base / "bad"),
+        (*(w.replace("dropping", "bad_on_rank_one") for w in small), "--out", base / "bad"),
     ]
     words = [word for command in commands for word in (*command, "--then")][:-1]
     with locked(base / "locked"):
@@ -97,12 +97,12 @@ def whole(base, printed):
 
 def test_every_line_is_printed_once(whole, printed):
     records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    looks = [r["update"] for r in records if r["split"] == "validation"]
+    evaluated = [r["update"] for r in records if r["split"] == "validation"]
     lines = printed[1].splitlines()
     first = lines[: 1 + next(n for n, line in enumerate(lines) if line.startswith("finished"))]
-    assert [int(n) for n in re.findall(r"^update +(\d+) ", "\n".join(first), re.M)] == looks
+    assert [int(n) for n in re.findall(r"^update +(\d+) ", "\n".join(first), re.M)] == evaluated
     assert first[-1].startswith("finished: accuracy ")
-    assert len(first) == len(looks) + 1
+    assert len(first) == len(evaluated) + 1
     assert printed[1].count("finished: ") == 1
 
 
@@ -113,7 +113,8 @@ def test_refusals_are_one_line_and_an_exit_on_every_rank(base, printed, whole):
         codes = re.findall(rf"^rank {rank}: exit (\w+)", stderr, re.MULTILINE)
         assert codes == ["0", "2", "2", "2", "2", "2", "2", "0"]
     problems = [
-        "micro: batch 128 cannot be cut into pieces of 48 for 2 ranks of whole ghosts of 16; "
+        "micro: batch 128 does not split into micro-batches of 48 over 2 ranks with ghosts of 16 "
+        "kept whole; "
         "use micro 128, 64 or 32",
         f"out: {whole} belongs to another recipe (seed differ); choose another folder or delete it",
         f"out: {base / 'locked'} is in use by another process; wait or choose another",
@@ -130,7 +131,7 @@ def test_a_bad_value_on_one_rank_ends_all_and_is_traced_to_its_layer(base, print
     summary = json.loads((base / "bad" / "summary.json").read_text())
     assert (summary["status"], summary["updates"]) == ("diverged", 0)
     assert summary["reason"] == (
-        "update 1: the loss is nan, first in the output of layer 3 (Bad); "
+        "update 1: the loss is nan, first in the output of layer 3 (BadOnRankOne); "
         "lower regime.lr or add regime.warmup"
     )
     assert printed[1].count("diverged (update 1: ") == 1

@@ -1,18 +1,12 @@
 """One run on many ranks and in micro-batches: the numbers of one rank and one pass."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-SCRIPT = Path(__file__).with_name("ranks.py")
-SPEC = importlib.util.spec_from_file_location("train_ranks", SCRIPT)
-ranks = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(ranks)
+import train_variants
 
 
 def torchrun(count, *command, **options):
@@ -32,18 +26,18 @@ def torchrun(count, *command, **options):
 def out(tmp_path_factory):
     """All variants on one rank, two and four."""
     folder = tmp_path_factory.mktemp("runs")
-    ranks.main(folder, world=1)
+    train_variants.run_all(folder, world=1)
     for count in (2, 4):
-        done = torchrun(count, SCRIPT, folder)
+        done = torchrun(count, train_variants.__file__, folder)
         assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
 
 CASES = [
     (name, count, micro)
-    for name, recipe in ranks.VARIANTS.items()
+    for name, recipe in train_variants.VARIANTS.items()
     for count in (1, 2, 4)
-    for micro in ranks.micros(recipe)
+    for micro in train_variants.micros(recipe)
     if (count, micro) != (1, None)
 ]
 

@@ -23,8 +23,8 @@ def test_one_signal_saves_the_update_at_hand_and_the_run_ends_bit_identical(
     how, launch, small, slowly, tmp_path, whole, outcome
 ):
     out = tmp_path / "run"
-    code, done = slowly(0.02)
-    child = launch(*small, "--out", out, before=code)
+    fault, done = slowly(0.02)
+    child = launch(*small, "--out", out, **fault)
     child.until(lambda: done() >= 8)
     child.kill(how)
     assert child.wait(20) == CODES[how]
@@ -48,8 +48,8 @@ def test_a_second_signal_does_not_wait_for_the_update(
     first, second, launch, small, slowly, tmp_path
 ):
     out = tmp_path / "run"
-    code, done = slowly(10)
-    child = launch(*small, "--out", out, before=code)
+    fault, done = slowly(10)
+    child = launch(*small, "--out", out, **fault)
     child.until((out / "metrics.jsonl").exists)
     time.sleep(0.3)
     child.kill(first)

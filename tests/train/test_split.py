@@ -1,4 +1,4 @@
-"""How batches are cut: in order, nothing twice, ghosts never parted; refusals name what works."""
+"""How batches are split: in order, nothing twice, ghosts never parted; refusals name what works."""
 
 import re
 from dataclasses import replace
@@ -15,123 +15,127 @@ from ghostbatch.train.split import BatchSplit, split_batch
 
 @st.composite
 def fitting(draw):
-    """A cut that is accepted by construction."""
+    """A split that is accepted by construction."""
     unit, world = draw(st.integers(1, 8)), draw(st.integers(1, 8))
     micro = world * unit * draw(st.integers(1, 4))
-    return BatchSplit(batch=micro * draw(st.integers(1, 4)), micro=micro, world=world, unit=unit)
+    return BatchSplit(
+        batch=micro * draw(st.integers(1, 4)), micro=micro, world=world, multiple_of=unit
+    )
 
 
 @st.composite
-def any_cut(draw):
+def any_split(draw):
     batch = draw(st.integers(2, 400))
-    whole = draw(st.booleans())
+    full = draw(st.booleans())
     return BatchSplit(
         batch=batch,
         micro=draw(st.just(batch) | st.integers(0, 500)),
         world=draw(st.integers(1, 9)),
-        unit=1 if whole else draw(st.integers(1, 40)),
-        whole=whole,
+        multiple_of=1 if full else draw(st.integers(1, 40)),
+        needs_full_batch=full,
     )
 
 
 @given(fitting())
-def test_all_pieces_together_are_the_batch_in_order(cut):
-    cut.check()
-    by_rank = [cut.pieces(rank) for rank in range(cut.world)]
-    seen = [n for passes in zip(*by_rank, strict=True) for p in passes for n in range(cut.batch)[p]]
-    assert seen == list(range(cut.batch))
+def test_all_pieces_together_are_the_batch_in_order(split):
+    split.check()
+    by_rank = [split.positions(rank) for rank in range(split.world)]
+    seen = [
+        n for passes in zip(*by_rank, strict=True) for p in passes for n in range(split.batch)[p]
+    ]
+    assert seen == list(range(split.batch))
 
 
 @given(fitting())
-def test_pieces_are_whole_ghosts_of_equal_number(cut):
-    for rank in range(cut.world):
-        for piece in cut.pieces(rank):
-            assert piece.start % cut.unit == 0
-            assert piece.stop - piece.start == cut.shard
-            assert cut.shard % cut.unit == 0
+def test_pieces_are_whole_ghosts_of_equal_number(split):
+    for rank in range(split.world):
+        for piece in split.positions(rank):
+            assert piece.start % split.multiple_of == 0
+            assert piece.stop - piece.start == split.shard
+            assert split.shard % split.multiple_of == 0
 
 
-def accepted(cut):
+def accepted(split):
     try:
-        cut.check()
+        split.check()
     except InputError:
         return False
     return True
 
 
-@given(any_cut())
-def test_what_is_accepted_can_be_cut(cut):
-    if accepted(cut):
-        parted = cut.micro != cut.batch or cut.world > 1
-        assert cut.batch % cut.micro == 0
-        assert cut.micro % cut.world == 0
-        assert not parted or cut.shard % cut.unit == 0
-        assert not cut.whole or cut.micro == cut.batch
+@given(any_split())
+def test_what_is_accepted_can_be_cut(split):
+    if accepted(split):
+        parted = split.micro != split.batch or split.world > 1
+        assert split.batch % split.micro == 0
+        assert split.micro % split.world == 0
+        assert not parted or split.shard % split.multiple_of == 0
+        assert not split.needs_full_batch or split.micro == split.batch
 
 
-@given(any_cut())
-def test_every_size_that_a_refusal_names_is_accepted(cut):
-    if not accepted(cut):
+@given(any_split())
+def test_every_size_that_a_refusal_names_is_accepted(split):
+    if not accepted(split):
         with pytest.raises(InputError) as caught:
-            cut.check()
-        named = advised(cut, caught.value.remedy)
+            split.check()
+        named = advised(split, caught.value.remedy)
         assert named, caught.value
         for other in named:
             assert accepted(other), f"{caught.value} names {other}"
 
 
-def advised(cut, remedy):
+def advised(split, remedy):
     """Read a refusal as its reader would: change what it names, leave the rest."""
     if "leave micro out" in remedy:
-        cut = replace(cut, micro=cut.batch)
+        split = replace(split, micro=split.batch)
     if "set a ghost size" in remedy:  # that is about the norm alone; ranks are another matter
-        cut = replace(cut, world=1)
-    found = [cut] if "leave micro out, or" in remedy else []
+        split = replace(split, world=1)
+    found = [split] if "leave micro out, or" in remedy else []
     if match := re.search(r"use micro ([\d, or]+)", remedy):
-        found += [replace(cut, micro=int(n)) for n in re.findall(r"\d+", match[1])]
+        found += [replace(split, micro=int(n)) for n in re.findall(r"\d+", match[1])]
     if match := re.search(r"use ([\d, or]+) ranks?", remedy):
-        found += [replace(cut, world=int(n)) for n in re.findall(r"\d+", match[1])]
+        found += [replace(split, world=int(n)) for n in re.findall(r"\d+", match[1])]
     if match := re.search(r"a batch that (\d+) divides, such as (\d+)", remedy):
         assert int(match[2]) % int(match[1]) == 0
-        found.append(replace(cut, batch=int(match[2]), micro=int(match[2])))
+        found.append(replace(split, batch=int(match[2]), micro=int(match[2])))
     return found
 
 
-@given(any_cut() | fitting())
-def test_the_next_micro_batch_to_try_is_at_most_half_and_accepted(cut):
-    if accepted(cut) and (smaller := cut.smaller()) is not None:
-        assert smaller <= cut.micro / 2
-        assert accepted(replace(cut, micro=smaller))
+@given(any_split() | fitting())
+def test_the_next_micro_batch_to_try_is_at_most_half_and_accepted(split):
+    if accepted(split) and (smaller := split.smaller()) is not None:
+        assert smaller <= split.micro / 2
+        assert accepted(replace(split, micro=smaller))
 
 
 @given(fitting())
-def test_halving_ends_at_one_ghost_per_rank(cut):
-    while (smaller := cut.smaller()) is not None:
-        cut = replace(cut, micro=smaller)
-    assert cut.shard == cut.unit
+def test_halving_ends_at_one_ghost_per_rank(split):
+    while (smaller := split.smaller()) is not None:
+        split = replace(split, micro=smaller)
+    assert split.shard == split.multiple_of
 
 
-def refusal(cut):
+def refusal(split):
     with pytest.raises(InputError) as caught:
-        cut.check()
+        split.check()
     return str(caught.value)
 
 
 def test_refusals_read_as_sentences():
-    cut = BatchSplit(batch=128, micro=48, world=2, unit=16)
-    assert refusal(cut) == (
-        "micro: batch 128 cannot be cut into pieces of 48 for 2 ranks of whole ghosts of 16; "
-        "use micro 128, 64 or 32"
+    split = BatchSplit(batch=128, micro=48, world=2, multiple_of=16)
+    assert refusal(split) == (
+        "micro: batch 128 does not split into micro-batches of 48 over 2 ranks with ghosts of 16 "
+        "kept whole; use micro 128, 64 or 32"
     )
-    assert refusal(replace(cut, micro=128, world=3)) == (
-        "ranks: batch 128 cannot be cut into pieces of 128 for 3 ranks of whole ghosts of 16; "
-        "use 2 or 1 ranks, or a batch that 48 divides, such as 144"
+    assert refusal(replace(split, micro=128, world=3)) == (
+        "ranks: batch 128 does not split into micro-batches of 128 over 3 ranks with ghosts of 16 "
+        "kept whole; use 2 or 1 ranks, or a batch that 48 divides, such as 144"
     )
-    assert refusal(BatchSplit(batch=100, micro=50, world=1, unit=32)) == (
-        "micro: batch 100 cannot be cut into pieces of 50 of whole ghosts of 32; "
+    assert refusal(BatchSplit(batch=100, micro=50, world=1, multiple_of=32)) == (
+        "micro: batch 100 does not split into micro-batches of 50 with ghosts of 32 kept whole; "
         "leave micro out, or use a batch that 32 divides, such as 96"
     )
-    assert refusal(replace(cut, micro=0)) == "micro: 0 is below 1; use micro 128, 64 or 32"
+    assert refusal(replace(split, micro=0)) == "micro: 0 is below 1; use micro 128, 64 or 32"
 
 
 def model(recipe):
@@ -154,8 +158,8 @@ def test_micro_batches_are_refused_with_the_mean_over_ghosts(tiny):
 
 
 def test_a_network_without_batch_norm_may_be_cut_anywhere(tiny):
-    cut = split_batch(replace(tiny, ghost=None), nn.Linear(2, 2), 1, world=1)
-    assert (cut.unit, cut.whole, len(cut.pieces(0))) == (1, False, 64)
+    split = split_batch(replace(tiny, ghost=None), nn.Linear(2, 2), 1, world=1)
+    assert (split.multiple_of, split.needs_full_batch, len(split.positions(0))) == (1, False, 64)
 
 
 class OtherNorm(nn.BatchNorm2d):
@@ -165,6 +169,8 @@ class OtherNorm(nn.BatchNorm2d):
 @pytest.mark.parametrize(("micro", "world"), [(32, 1), (None, 2)])
 def test_batch_norms_of_another_kind_must_not_see_pieces(tiny, micro, world):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), OtherNorm(2))
-    with pytest.raises(InputError, match=r"^model: 1 \(OtherNorm\) is a batch norm of another"):
+    with pytest.raises(
+        InputError, match=r"^model: 1 \(OtherNorm\) is an unknown kind of batch norm"
+    ):
         split_batch(tiny, model, micro, world)
     split_batch(tiny, model, None, 1)

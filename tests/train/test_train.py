@@ -93,16 +93,21 @@ def test_another_seed_is_another_run(tiny):
     assert train(tiny).loss != train(replace(tiny, seed=1)).loss
 
 
+def interrupt_at(update):
+    """Return an ``on_record`` that interrupts the run at its first record from ``update`` on."""
+
+    def interrupt(record):
+        if record.update >= update:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
 @pytest.mark.parametrize("stop", [0, 1, 7, 9, 16])
 def test_an_interrupted_run_ends_bit_identical(tiny, tmp_path, outcome, stop):
     train(tiny, out=tmp_path / "whole")
-
-    def interrupt(record):
-        if record.update >= stop:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train(tiny, out=tmp_path / "cut", on_record=interrupt, checkpoint_seconds=0)
+        train(tiny, out=tmp_path / "cut", on_record=interrupt_at(stop), checkpoint_seconds=0)
     assert not (tmp_path / "cut" / "summary.json").exists()
     train(tiny, out=tmp_path / "cut")
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
@@ -110,13 +115,9 @@ def test_an_interrupted_run_ends_bit_identical(tiny, tmp_path, outcome, stop):
 
 def test_a_resumed_run_keeps_the_threads_it_began_with(tiny, tmp_path, outcome):
     train(tiny, out=tmp_path / "whole", threads=1)
-
-    def interrupt(record):
-        if record.update >= 5:
-            raise KeyboardInterrupt
-
+    options = {"threads": 1, "on_record": interrupt_at(5), "checkpoint_seconds": 0}
     with pytest.raises(KeyboardInterrupt):
-        train(tiny, out=tmp_path / "cut", threads=1, on_record=interrupt, checkpoint_seconds=0)
+        train(tiny, out=tmp_path / "cut", **options)
     train(tiny, out=tmp_path / "cut", threads=2)
     assert json.loads((tmp_path / "cut" / "run.json").read_text())["threads"] == 1
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
@@ -203,6 +204,20 @@ def test_a_folder_of_another_recipe_is_refused_and_left_as_it_was(tiny, tmp_path
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_folder_of_an_older_version_continues(tiny, tmp_path, outcome):
+    """Its run.json lacks the fields that were added since."""
+    train(tiny, out=tmp_path / "whole")
+    folder = tmp_path / "old"
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny, out=folder, on_record=interrupt_at(5), checkpoint_seconds=0)
+    header = json.loads((folder / "run.json").read_text())
+    for added in ("reference", "optimizer"):
+        del header["recipe"][added]
+    (folder / "run.json").write_text(json.dumps(header))
+    train(tiny, out=folder)
+    assert outcome(folder) == outcome(tmp_path / "whole")
+
+
 def test_divergence_in_the_last_update_is_divergence(tiny):
     last = replace(tiny, clip=None, regime=replace(tiny.regime, lr=1e38, epochs=0.016, drops=()))
     assert last.plan(4000).updates == 1
@@ -225,13 +240,6 @@ def test_a_run_that_is_interrupted_again_before_its_next_record_resumes(tiny, tm
     long = replace(tiny, regime=replace(tiny.regime, epochs=1.6, drops=()))
     train(long, out=tmp_path / "whole", evaluations=1)
 
-    def stop_at(update):
-        def interrupt(record):
-            if record.update >= update:
-                raise KeyboardInterrupt
-
-        return interrupt
-
     # Records are at 40, 45, 50, 56: the checkpoint at 42 comes before the record at 45 is redone.
     for updates, stop in ((42, 45), (1, 45)):
         with pytest.raises(KeyboardInterrupt):
@@ -240,7 +248,7 @@ def test_a_run_that_is_interrupted_again_before_its_next_record_resumes(tiny, tm
                 out=tmp_path / "cut",
                 evaluations=1,
                 checkpoint_updates=updates,
-                on_record=stop_at(stop),
+                on_record=interrupt_at(stop),
             )
     train(long, out=tmp_path / "cut", evaluations=1)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")

@@ -1,0 +1,132 @@
+"""What a backend is, and the records of a call that every backend takes."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ghostbatch.ops.backends.layouts import as_dense_as, make_dense
+from ghostbatch.ops.reference import ghost_sizes
+from ghostbatch.ops.running.stats import RunningStats
+
+
+class NormCall(NamedTuple):
+    """One call of ghost norm in training: the arguments of the forward operator, in its order."""
+
+    x: Tensor
+    """(N, C, ...)."""
+    weight: Tensor | None
+    """(C,), as is the bias."""
+    bias: Tensor | None
+    ghost: int
+    eps: float
+    activation: str | None = None
+    residual: Tensor | None = None
+    """Shaped as x; added before the activation. Backward does not need it."""
+
+    @property
+    def ghosts(self) -> int:
+        """Number of ghosts in the batch."""
+        return len(ghost_sizes(self.x.shape[0], self.ghost))
+
+    @property
+    def statistics_dtype(self) -> torch.dtype:
+        """fp32 for half-precision inputs, otherwise the dtype of the input."""
+        return torch.promote_types(self.x.dtype, torch.float32)
+
+
+class Backward(NamedTuple):
+    """What backward reads besides the call, and the gradients it writes."""
+
+    statistics: Tensor
+    """Of the forward, (3, K, C)."""
+    dy: Tensor
+    y: Tensor | None
+    """The result, if ReLU's mask is taken from it instead of being recomputed from x."""
+    dx: Tensor
+    dresidual: Tensor | None
+    """Given with y: dy where ReLU let it pass."""
+    dparameters: Tensor
+    """Gradients of weight and bias, (2, C)."""
+
+
+class Backend(ABC):
+    """Computes ghost norm and its gradients on some devices, for some dtypes.
+
+    Statistics are one tensor (3, K, C), for K ghosts: mean, 1 / sqrt(biased variance + eps), and
+    unbiased variance. `normalise` and `differentiate` are given tensors that are dense, all with
+    the strides of x, in rows or in planes (see `layouts`).
+    """
+
+    name: ClassVar[str]
+    recomputes_relu_mask: ClassVar[bool] = True
+    """Whether backward finds ReLU's mask from x. If not, or with a residual, autograd saves y."""
+
+    @abstractmethod
+    def available(self, device: torch.device, dtype: torch.dtype, interpret: bool) -> bool:
+        """Whether it runs here on such tensors; ``interpret``: in an interpreter, on a CPU."""
+
+    def supports(self, call: NormCall) -> bool:
+        """Whether it can take this call, on a device and dtype for which it is available."""
+        del call
+        return True
+
+    def prepare(self, device: torch.device) -> None:  # noqa: B027 (most have nothing to prepare)
+        """Allocate what outlives a call. Only eager code calls this, before the forward."""
+
+    @abstractmethod
+    def normalise(
+        self, call: NormCall, y: Tensor, statistics: Tensor, running: RunningStats | None
+    ) -> None:
+        """Write ``activation(norm(x) + residual)`` to ``y``, and the ghosts' statistics.
+
+        Also update the running statistics and mark them as updated, if the backend can.
+        """
+
+    @abstractmethod
+    def differentiate(self, call: NormCall, grads: Backward) -> None:
+        """Write the gradients.
+
+        With xhat = (x - mean) invstd and means over the ghost,
+        dx = weight invstd (dy - mean(dy) - xhat mean(dy xhat)). If ReLU follows, dy is 0 where its
+        result is 0.
+        """
+
+    def update_running(self, running: RunningStats, moments: Tensor) -> bool:
+        """Update running statistics by the ghosts' (2, K, C), if it has a kernel for that alone."""
+        del running, moments
+        return False
+
+    def forward(self, call: NormCall, running: RunningStats | None = None) -> tuple[Tensor, Tensor]:
+        """Return y, laid out as x, and the statistics."""
+        y = torch.empty_like(call.x)
+        x, out = make_dense(call.x, y)
+        if call.residual is not None or x is not call.x:
+            call = call._replace(x=x, residual=as_dense_as(x, call.residual))
+        shape = (3, call.ghosts, x.shape[1])
+        statistics = torch.empty(shape, dtype=call.statistics_dtype, device=x.device)
+        self.normalise(call, out, statistics, running)
+        return (y if out is y else y.copy_(out)), statistics
+
+    def backward(
+        self, call: NormCall, statistics: Tensor, dy: Tensor, y: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of x, of weight and bias (2, C), and of the residual.
+
+        The last one is empty unless ``y`` is given, that is, ReLU follows, and either a residual
+        is added or the mask cannot be recomputed.
+        """
+        dx = torch.empty_like(call.x)
+        x, out = make_dense(call.x, dx)
+        if x is not call.x:
+            call = call._replace(x=x)
+        passed = None if y is None else torch.empty_like(out)
+        dparameters = statistics.new_empty(2, x.shape[1])
+        dy, y = as_dense_as(x, dy), as_dense_as(x, y)
+        self.differentiate(call, Backward(statistics, dy, y, out, passed, dparameters))
+        if passed is None:
+            passed = x.new_empty(0)
+        elif out is not dx:
+            passed = torch.empty_like(dx).copy_(passed)
+        return (dx if out is dx else dx.copy_(out)), dparameters, passed

@@ -1,0 +1,1 @@
+"""Ghost norm on a CPU, in C, compiled on first use."""

@@ -1,0 +1,171 @@
+"""The public ghost batch norm function: argument checks, evaluation, and what follows the norm."""
+
+import warnings
+from typing import Any, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ghostbatch.ops.autograd import ghost_norm
+from ghostbatch.ops.backends.base import NormCall
+from ghostbatch.ops.reference import (
+    ACTIVATIONS,
+    Activation,
+    Running,
+    ghost_batch_norm_reference,
+    ghost_sizes,
+    values_per_channel,
+)
+from ghostbatch.ops.running.exchange import update_running, updates_in_forward
+from ghostbatch.ops.running.groups import LOCAL, Group, ranks_in
+from ghostbatch.ops.running.operator import update_running_op
+from ghostbatch.ops.running.stats import RunningStats
+
+
+def ghost_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    ghost: int = 128,
+    training: bool = True,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    running: Running = "sequential",
+    num_batches_tracked: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    group: Group = LOCAL,
+) -> Tensor:
+    """Batch normalisation over ghosts of ``ghost`` consecutive samples.
+
+    In training each ghost of ``x`` (N, C, ...) is normalised with its own mean and biased
+    variance, and the running statistics are updated in place: one exponential update per ghost, in
+    order (``running="sequential"``), or one with the mean over ghosts (``running="mean"``).
+    ``momentum=None`` keeps a cumulative average and needs ``num_batches_tracked``. Otherwise the
+    running statistics are used, as ``torch.nn.functional.batch_norm`` does.
+
+    The result is ``activation(norm(x) + residual)``. ``group`` names the ranks that share the
+    running statistics (see `ops.running`); by default none do.
+    """
+    check_options(ghost, running, activation)
+    tensors = {"weight": weight, "bias": bias, "num_batches_tracked": num_batches_tracked}
+    _check_tensors(x, residual, running_mean=running_mean, running_var=running_var, **tensors)
+    if not training or x.numel() == 0:
+        # Without running statistics those of the batch are used, as PyTorch does.
+        by_batch = training or running_mean is None
+        y = F.batch_norm(x, running_mean, running_var, weight, bias, by_batch, momentum or 0.0, eps)
+        return _add_and_activate(y, residual, activation)
+    _check_ghosts(x, ghost)
+    if momentum is None and running_mean is not None and num_batches_tracked is None:
+        raise ValueError("momentum=None (a cumulative average) needs num_batches_tracked")
+    stats = None
+    if running_mean is not None and running_var is not None:
+        stats = RunningStats(running_mean, running_var, num_batches_tracked, momentum, running)
+    return _train(NormCall(x, weight, bias, ghost, eps, activation, residual), stats, group)
+
+
+def _train(call: NormCall, stats: RunningStats | None, group: Group) -> Tensor:
+    """Return ``activation(norm(x) + residual)`` and update the running statistics."""
+    if _inside_torch_func():
+        return _reference(call, stats)
+    if call.residual is not None and call.residual.dtype != call.x.dtype:  # no backend takes it
+        plain = NormCall(call.x, call.weight, call.bias, call.ghost, call.eps)
+        return _add_and_activate(_train(plain, stats, group), call.residual, call.activation)
+    if stats is None:
+        return ghost_norm(call)[0]
+    if torch.compiler.is_compiling():
+        y, statistics = ghost_norm(call)
+        update_running_op(
+            *(stats.mean, stats.var, stats.num_batches_tracked, statistics.detach()[::2]),
+            *(stats.momentum, stats.policy, group),
+        )
+        return y
+    _warn_of_uneven_ghosts(call.x.shape[0], call.ghost, group)
+    y, statistics = ghost_norm(call, stats if updates_in_forward(group) else None)
+    if not stats.updated:
+        update_running(stats, statistics.detach()[::2], group)
+    return y
+
+
+def _reference(call: NormCall, stats: RunningStats | None) -> Tensor:
+    """As `_train`, by plain operations only, which is all that torch.func sees through."""
+    options: dict[str, Any] = {}
+    if stats is not None:
+        options = {
+            "running_mean": stats.mean,
+            "running_var": stats.var,
+            "num_batches_tracked": stats.num_batches_tracked,
+            "momentum": stats.momentum,
+            "running": stats.policy,
+        }
+    return ghost_batch_norm_reference(**call._asdict(), **options)
+
+
+def _inside_torch_func() -> bool:
+    """Whether a transform of torch.func (grad, vmap, jvp, ...) is at work."""
+    return not torch.compiler.is_compiling() and (
+        torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _add_and_activate(y: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
+    return ACTIVATIONS[activation](y if residual is None else y + residual)
+
+
+# ------------------------------------------------------------------------------------------ checks
+
+
+def check_options(
+    ghost: int, running: Running = "sequential", activation: Activation | None = None
+) -> None:
+    """Refuse a ghost size, a policy or an activation that does not exist."""
+    if isinstance(ghost, bool) or not isinstance(ghost, int) or ghost < 1:
+        raise ValueError(f"ghost must be a positive integer, got {ghost!r}")
+    if running not in get_args(Running):
+        raise ValueError(f"running must be one of {get_args(Running)}, got {running!r}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {tuple(ACTIVATIONS)}, got {activation!r}")
+
+
+def _check_tensors(x: Tensor, residual: Tensor | None, **others: Tensor | None) -> None:
+    """Refuse what PyTorch's batch norm refuses, in similar words."""
+    if not x.is_floating_point():
+        raise TypeError(f"x must be a real floating-point tensor, got {x.dtype}")
+    if x.dim() < 2:
+        raise ValueError(f"expected x of at least 2 dimensions (N, C, ...), got {x.dim()}D input")
+    for name, tensor in others.items():
+        if tensor is None:
+            continue
+        if name != "num_batches_tracked" and tensor.numel() != x.shape[1]:
+            raise RuntimeError(f"{name} should contain {x.shape[1]} elements not {tensor.numel()}")
+        if tensor.device != x.device:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, "
+                f"but found x on {x.device} and {name} on {tensor.device}"
+            )
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(
+            f"residual should be of size {tuple(x.shape)}, got {tuple(residual.shape)}"
+        )
+
+
+def _check_ghosts(x: Tensor, ghost: int) -> None:
+    """Refuse a batch with a ghost whose variance does not exist."""
+    if min(ghost_sizes(x.shape[0], ghost)) == 1 and values_per_channel(x[:1]) == 1:
+        raise ValueError(
+            "Expected more than 1 value per channel when training, "
+            f"got a ghost of size {(1, *x.shape[1:])}"
+        )
+
+
+def _warn_of_uneven_ghosts(samples: int, ghost: int, group: Group) -> None:
+    if samples % ghost and ranks_in(group) > 1:
+        warnings.warn(
+            f"this rank's {samples} samples are no multiple of the ghost size {ghost}, so the "
+            "ghosts are not those of the same batch on one rank; choose sizes that divide",
+            stacklevel=5,
+        )

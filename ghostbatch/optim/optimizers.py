@@ -1,0 +1,63 @@
+"""Optimizers as data: a frozen spec names a recipe's optimizer and builds it.
+
+To add an optimizer, write one more spec with its own ``kind``, and name it in `OptimizerSpec` and
+`OPTIMIZERS`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ghostbatch.errors import InputError
+from ghostbatch.optim.regime import Regime
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """SGD with the momentum and weight decay of the regime, on every parameter."""
+
+    kind: ClassVar[str] = "sgd"
+    """The tag of this spec in ``run.json``."""
+
+    nesterov: bool = False
+    """Use Nesterov's momentum; the paper does not."""
+
+    def build(self, parameters: Iterable[nn.Parameter], regime: Regime) -> torch.optim.Optimizer:
+        """Return the optimizer with the regime's initial rates."""
+        parameters = list(parameters)
+        return torch.optim.SGD(
+            parameters,
+            lr=regime.lr,
+            momentum=regime.momentum,
+            weight_decay=regime.weight_decay,
+            nesterov=self.nesterov,
+            # Only a fused optimizer can skip a step on the GPU: see train/update.py.
+            fused=True if any(p.is_cuda for p in parameters) else None,
+        )
+
+
+OptimizerSpec = SGD
+"""The type of a recipe's optimizer: the union of all specs."""
+
+OPTIMIZERS: dict[str, type[OptimizerSpec]] = {spec.kind: spec for spec in (SGD,)}
+
+
+def spec_to_dict(spec: OptimizerSpec) -> dict[str, Any]:
+    """Return the spec as plain data for JSON, with its tag."""
+    return {"kind": spec.kind, **asdict(spec)}
+
+
+def spec_from_dict(fields: dict[str, Any]) -> OptimizerSpec:
+    """Read what `spec_to_dict` wrote.
+
+    >>> spec_from_dict({"kind": "sgd", "nesterov": True})
+    SGD(nesterov=True)
+    """
+    kind, options = fields.get("kind"), {k: v for k, v in fields.items() if k != "kind"}
+    if kind not in OPTIMIZERS:
+        known = ", ".join(OPTIMIZERS)
+        raise InputError("optimizer", f"{kind!r} is unknown", f"choose one of {known}")
+    return OPTIMIZERS[kind](**options)

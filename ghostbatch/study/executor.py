@@ -1,0 +1,86 @@
+"""Jobs, and the interface of whatever runs them.
+
+`ghostbatch.study.local.LocalExecutor` runs them in processes of this machine. Another executor (a
+cluster, say) is one more class with these two methods.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ghostbatch.recipe import Recipe
+from ghostbatch.train import OnRecord, Record, Summary, train
+
+Event = Record | Summary
+"""A job yields records while it runs, and its summary at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where and how a job runs: arguments of `train` that do not change its numbers."""
+
+    device: str | None = None
+    """"cpu", "cuda", "cuda:1", ...; None is the GPU if there is one."""
+    threads: int | None = 1
+    """CPU threads; None is PyTorch's choice."""
+    micro: int | None = None
+    """Samples per backward pass; None is the whole batch."""
+    data_dir: str | None = None
+    """Folder of the data sets; None is GHOSTBATCH_DATA, or ``data`` in the current folder."""
+    checkpoint_seconds: float = 10.0
+    """Time between checkpoints."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study: what it computes, in which folder, and where."""
+
+    name: str
+    """For messages."""
+    recipe: Recipe
+    folder: Path
+    where: Where
+
+    def run(self, on_record: OnRecord) -> Summary:
+        """Train in this process, or continue from the folder's checkpoint."""
+        return train(self.recipe, out=self.folder, on_record=on_record, **asdict(self.where))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the job as plain data for JSON; `from_dict` reads it."""
+        return {
+            "name": self.name,
+            "recipe": self.recipe.as_dict(),
+            "folder": str(self.folder),
+            "where": asdict(self.where),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Job":
+        """Read what `as_dict` wrote."""
+        recipe, where = Recipe.from_dict(fields["recipe"]), Where(**fields["where"])
+        return cls(fields["name"], recipe, Path(fields["folder"]), where)
+
+
+class Executor(Protocol):
+    """Runs jobs side by side."""
+
+    def submit(self, job: Job) -> Iterator[Event]:
+        """Start a job and return its events as they come; the last one is its `Summary`.
+
+        The iterator may be consumed in another thread. It raises `InputError` or `OSError` if the
+        job did, and `WorkerDied` if the process that ran it is gone.
+        """
+
+    def close(self) -> None:
+        """Stop: running jobs save a checkpoint and end."""
+
+
+class WorkerDied(RuntimeError):  # noqa: N818 (says what happened)
+    """The process of a job ended without an answer: it ran out of memory, or was killed."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(
+            f"the worker for {job.name} died; "
+            "run the same command again to continue from its checkpoint"
+        )

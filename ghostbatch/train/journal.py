@@ -1,0 +1,132 @@
+"""What a run writes: records, checkpoints and its summary."""
+
+import time
+from math import isfinite
+from typing import Any
+
+from ghostbatch.data import Feed
+from ghostbatch.nn import sync_statistics
+from ghostbatch.train.divergence import find_nonfinite
+from ghostbatch.train.evaluate import evaluate
+from ghostbatch.train.folder import RunFolder
+from ghostbatch.train.monitor import Reading
+from ghostbatch.train.ranks import Ranks
+from ghostbatch.train.record import OnRecord, Record, Recorder, Status, Summary
+from ghostbatch.train.state import State, autocast
+from ghostbatch.train.update import Update
+
+
+class Journal:
+    """Records, saves and ends a run. Call every method on all ranks; the first one writes."""
+
+    def __init__(
+        self,
+        state: State,
+        feed: Feed,
+        ranks: Ranks,
+        folder: RunFolder,
+        *,
+        kept_bytes: int,
+        checkpoint_seconds: float,
+        checkpoint_updates: int | None,
+        on_record: OnRecord | None,
+    ) -> None:
+        self.state, self.feed, self.ranks, self.folder = state, feed, ranks, folder
+        self.plan = state.plan
+        self.seconds, self.updates = checkpoint_seconds, checkpoint_updates
+        self.recorder = Recorder(folder.metrics, kept_bytes, on_record) if ranks.first else None
+        self._validation: Record | None = None
+        self._began = time.monotonic() - state.seconds
+        self._saved = (time.monotonic(), state.update)
+
+    def record_training(self) -> None:
+        """Record the means over the updates since the last training record."""
+        self._write(split="train", **self.state.monitor.means())
+
+    def record_validation(self) -> Record:
+        """Evaluate on the test set, record and return the result."""
+        batches = self.feed.test_batches(start=self.ranks.rank, step=self.ranks.world)
+        arithmetic = autocast(self.plan.recipe, self.state.device)
+        loss, accuracy = evaluate(
+            self.state.model, batches, arithmetic, self.state.device, self.ranks
+        )
+        self._validation = self._write(split="validation", loss=loss, accuracy=accuracy)
+        return self._validation
+
+    def _write(self, **measured: Any) -> Record:
+        done = self.state.update
+        record = Record(
+            update=done,
+            epoch=self.plan.epoch(done),
+            lr=self.state.scheduler.rates(max(0, done - 1)).lr,
+            distance=self.state.distance.distance().total,
+            **measured,
+        )
+        if self.recorder is not None:
+            self.recorder.write(record)
+        return record
+
+    def save_if_due(self, next_chance: int = 1) -> None:
+        """Write a checkpoint if it is due, or would be late ``next_chance`` updates from now."""
+        time_saved, saved = self._saved
+        following = self.state.update + next_chance
+        late = self.updates is not None and following - saved > self.updates
+        if late or time.monotonic() - time_saved >= self.seconds:
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint; all ranks have the same state, so the first rank writes it alone."""
+        if self.recorder is not None:
+            self.state.seconds = time.monotonic() - self._began
+            self.folder.checkpoints.save(self.state.state_dict(), self.recorder.sync())
+        self._saved = (time.monotonic(), self.state.update)
+
+    def end(self) -> Summary:
+        """Evaluate once more, write the summary and return it."""
+        last = self.record_validation()
+        if isfinite(last.loss) and isfinite(last.distance):
+            return self._end(last, "finished")
+        problem = f"update {last.update}: it left weights that are not finite; lower regime.lr"
+        return self._end(last, "diverged", problem)
+
+    def give_up(self, reading: Reading, update: Update) -> Summary:
+        """End a diverged run: find the layer where it began, write the summary and return it."""
+        self.state.update -= reading.skipped
+        self.record_training()
+        last = self._validation
+        if last is None or last.update != self.state.update:
+            last = self.record_validation()
+        update.compute_gradients()  # those at hand are clipped, and maybe a later update's
+        inputs = (micro.images for micro in update.micro_batches())
+        found = find_nonfinite(self.state.model, inputs, update.autocast)
+        sync_statistics(self.state.model)
+        first = self.ranks.min_over_ranks(found)
+        where = f", first in the {first.what}" if first else ""
+        clip = "" if self.plan.recipe.clip is not None else "clip the gradient (clip 5), "
+        remedy = f"{clip}lower regime.lr or add regime.warmup"
+        reason = f"update {self.state.update + 1}: {reading.problem}{where}; {remedy}"
+        return self._end(last, "diverged", reason)
+
+    def _end(self, last: Record, status: Status, reason: str | None = None) -> Summary:
+        """Write the summary, which comes last of all files."""
+        summary = Summary(
+            status=status,
+            accuracy=last.accuracy,
+            loss=last.loss,
+            updates=last.update,
+            epochs=last.epoch,
+            distance=last.distance,
+            seconds=time.monotonic() - self._began,
+            reason=reason,
+        )
+
+        def write() -> Summary:
+            self.folder.end(summary)
+            return summary
+
+        return self.ranks.on_rank_zero(write)
+
+    def close(self) -> None:
+        """Close the file of records."""
+        if self.recorder is not None:
+            self.recorder.close()

@@ -1,0 +1,114 @@
+"""What is measured in every update, kept on the device: running means, and the divergence check.
+
+Reading a number from a GPU waits for it, so an update only adds to tensors here; the loop calls
+`Monitor.read` and `Monitor.means` when it logs.
+"""
+
+from math import isfinite, isnan
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+FAR = 10.0
+"""A loss above this multiple of the first update's loss counts as far above the start."""
+
+PATIENCE = 100
+"""Consecutive updates with such a loss after which the run counts as diverged."""
+
+MEANS = ("loss", "accuracy", "gradient_norm", "clipped")
+
+
+class Reading(NamedTuple):
+    """The monitor's state, read by the host."""
+
+    problem: str | None
+    """Why the run counts as diverged; None while it does not."""
+    skipped: int
+    """Updates since then that the weights did not take, the diverging one included."""
+    stop: bool
+    """Whether a rank was asked to stop."""
+
+
+class Monitor:
+    """Running means of the training metrics, and the check for divergence, on the device.
+
+    Args:
+        clip: largest gradient norm that is not clipped; None if nothing is.
+        device: where the updates are computed.
+
+    """
+
+    def __init__(self, clip: float | None, device: torch.device | str = "cpu") -> None:
+        def scalar(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.tensor(value, dtype=dtype, device=device)
+
+        self._clip = scalar(torch.inf if clip is None else clip)
+        self._sums = torch.zeros(len(MEANS) + 1, dtype=torch.float64, device=device)
+        self._one, self._zero = scalar(1.0), scalar(0.0)
+        self._first = scalar(torch.nan)  # loss of the first update
+        self._above = scalar(0.0)  # consecutive updates with a loss far above it
+        self._last = torch.zeros(2, dtype=torch.float64, device=device)  # loss and gradient norm
+        self._skipped = scalar(0.0)
+        self._stop = scalar(0.0)
+        self.diverged = scalar(0.0, torch.float32)
+        """1 from the update at which the run diverged, else 0."""
+
+    def add(self, loss: Tensor, accuracy: Tensor, norm: Tensor, stop: Tensor) -> None:
+        """Take in one update's means over the batch, its gradient norm and requests to stop.
+
+        All are 0-dimensional float64 tensors. After divergence only requests to stop count.
+        """
+        live = self.diverged == 0
+        values = torch.stack([loss, accuracy, norm, (norm > self._clip).double(), self._one])
+        self._sums.add_(torch.where(live, values, self._zero))
+        self._last.copy_(torch.where(live, torch.stack([loss, norm]), self._last))
+        finite = loss.isfinite() & norm.isfinite()
+        self._first.copy_(torch.where(self._first.isnan() & finite, loss, self._first))
+        far = loss > FAR * self._first
+        self._above.copy_(torch.where(live, (self._above + 1) * far, self._above))
+        self.diverged.copy_(~(live & finite & (self._above < PATIENCE)))
+        self._skipped.add_(self.diverged)
+        self._stop.add_(stop)
+
+    def read(self) -> Reading:
+        """Return whether the run diverged, or was asked to stop since the last call.
+
+        Waits for the device.
+        """
+        numbers = (self.diverged, self._skipped, self._stop, *self._last)
+        diverged, skipped, stop, loss, norm = torch.stack([n.double() for n in numbers]).tolist()
+        self._stop.zero_()
+        return Reading(_problem(loss, norm) if diverged else None, int(skipped), stop > 0)
+
+    def means(self) -> dict[str, float]:
+        """Return the means over the updates since the last call, and start new ones."""
+        *sums, updates = self._sums.tolist()
+        self._sums.zero_()
+        return {name: total / updates for name, total in zip(MEANS, sums, strict=True)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain numbers for a checkpoint, which is never taken after divergence."""
+        *sums, updates = self._sums.tolist()
+        first, above = float(self._first), int(self._above)
+        return {
+            "tally": {"sums": sums, "updates": int(updates)},
+            "watch": {"start": None if isnan(first) else first, "above": above},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        tally, watch = state["tally"], state["watch"]
+        sums = [*tally["sums"], tally["updates"]]
+        self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
+        self._first.fill_(torch.nan if watch["start"] is None else watch["start"])
+        self._above.fill_(watch["above"])
+
+
+def _problem(loss: float, norm: float) -> str:
+    """Say why an update with this loss and gradient norm counts as diverged."""
+    if not isfinite(loss):
+        return f"the loss is {loss}"
+    if not isfinite(norm):
+        return f"the gradient's norm is {norm}"
+    return f"the loss is {loss:.3g} and has been above {FAR:g} x its first for {PATIENCE} updates"

@@ -1,0 +1,108 @@
+"""One update of the weights, from zeroed gradients to the next learning rate."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from ghostbatch.data import Feed, MicroBatch
+from ghostbatch.draws import generator, key
+from ghostbatch.optim import noise_weights
+from ghostbatch.train.ranks import Ranks
+from ghostbatch.train.split import BatchSplit
+from ghostbatch.train.state import State, autocast
+
+
+class Update:
+    """Runs the updates of a run, one per call, and measures them in ``state.monitor``.
+
+    A call reads no number back from the GPU.
+    """
+
+    def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
+        self.state, self.feed, self.ranks = state, feed, ranks
+        self.recipe = state.plan.recipe
+        self.positions = split.positions(ranks.rank)
+        self.parallel = ranks.parallel(state.model)
+        self.parameters = [p for p in state.model.parameters() if p.requires_grad]
+        self.autocast = autocast(self.recipe, state.device)
+        # DDP's context in which gradients stay on their rank; without DDP there is nothing to do.
+        self._no_sync: Any = getattr(self.parallel, "no_sync", nullcontext)
+        self._stop = torch.zeros(1, dtype=torch.float64, device=state.device)
+        # A fused optimizer's kernel reads found_inf and leaves the weights alone where it is 1.
+        self._skips_on_device = state.device.type == "cuda"
+        if self._skips_on_device:
+            state.optimizer.found_inf = state.monitor.diverged  # type: ignore[attr-defined]
+
+    def __call__(self, stop: bool = False) -> None:
+        """Run one update; leave the weights alone if its loss or gradient norm is not finite.
+
+        ``stop`` tells all ranks, through ``state.monitor``, that this one was asked to stop.
+        """
+        recipe, state = self.recipe, self.state
+        self._stop.fill_(stop)
+        sums = torch.cat([self.compute_gradients(), self._stop])
+        if self.ranks.world > 1:
+            dist.all_reduce(sums)
+        loss, correct, stops = sums.unbind()
+        norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        accuracy = 100 * correct / recipe.batch
+        state.monitor.add(loss / recipe.batch, accuracy, norm.double(), stops)
+        if recipe.clip is not None:  # before weight decay, which the optimizer adds
+            clip_grads_with_norm_(self.parameters, recipe.clip, norm)
+        if self._skips_on_device or not state.monitor.diverged:
+            state.optimizer.step()
+            state.scheduler.step()
+        state.update += 1
+
+    def compute_gradients(self) -> Tensor:
+        """Set every ``grad`` to that of the batch's mean loss.
+
+        Return this rank's summed loss, without noise, and its number of correct answers: a float64
+        tensor of two values.
+        """
+        recipe, update = self.recipe, self.state.update
+        self.state.optimizer.zero_grad(set_to_none=True)
+        factor = self.ranks.world / recipe.batch  # DDP averages over ranks
+        weights = None
+        if recipe.noise:
+            draw = generator(recipe.seed, "noise", update)
+            weights = noise_weights(recipe.batch, recipe.batch, recipe.base_batch, draw)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.state.device)
+        for micro in self.micro_batches():
+            last = micro.positions == self.positions[-1]
+            with nullcontext() if last else self._no_sync():
+                with self.autocast:
+                    outputs = self.parallel(micro.images)
+                    losses = F.cross_entropy(outputs, micro.labels, reduction="none")
+                weighted = losses
+                if weights is not None:
+                    weighted = losses * weights[micro.positions].to(losses)
+                (weighted.sum() * factor).backward()
+            correct = outputs.detach().argmax(1) == micro.labels
+            sums = sums + torch.stack([losses.detach().double(), correct]).sum(1)
+        return sums
+
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """Yield this rank's micro-batches of the coming update, with random draws keyed to each.
+
+        Dropout layers key their masks by the position of each sample; anything else that a network
+        draws is keyed by the position of the micro-batch's first sample.
+        """
+        seed, update = self.recipe.seed, self.state.update
+        for micro in self.feed.micro_batches(update, self.positions):
+            first = micro.positions.start
+            if self.state.position is not None:
+                self.state.position.set(key(seed, "dropout", update), first)
+            torch.manual_seed(key(seed, f"draws from {first}", update))
+            yield micro
+
+    def close(self) -> None:
+        """Release the DDP wrapper, whose threads would outlive the process group."""
+        del self.parallel, self._no_sync
+        self.ranks.collect()

@@ -1,0 +1,62 @@
+"""The executor of this machine: worker processes."""
+
+import os
+import signal
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from ghostbatch.errors import InputError
+from ghostbatch.files import locked
+from ghostbatch.study import Job, Where, WorkerDied
+from ghostbatch.study.local import LocalExecutor
+from ghostbatch.train import Summary
+
+CPU = Where(device="cpu")
+
+
+@pytest.fixture
+def executor(tmp_path):
+    with locked(tmp_path / "study") as lock, closing(LocalExecutor(lock)) as executor:
+        yield executor
+
+
+def test_an_idle_worker_is_reused_for_the_next_job(executor, tiny, tmp_path):
+    for seed in (0, 1):
+        job = Job(f"seed {seed}", replace(tiny, seed=seed), tmp_path / str(seed), CPU)
+        *records, summary = executor.submit(job)
+        assert records[-1].update == 16
+        assert isinstance(summary, Summary)
+    assert len(executor._workers) == 1
+
+
+def test_jobs_on_other_devices_get_other_workers(executor, tiny, tmp_path):
+    list(executor.submit(Job("one", tiny, tmp_path / "one", CPU)))
+    with pytest.raises(InputError, match=r"^device: cuda:99 is not available"):
+        list(executor.submit(Job("two", tiny, tmp_path / "two", Where(device="cuda:99"))))
+    assert len(executor._workers) == 2
+
+
+def test_a_worker_that_is_killed_is_reported_by_the_name_of_its_job(executor, tiny, tmp_path):
+    events = executor.submit(Job("row column seed 0", tiny, tmp_path / "run", CPU))
+    next(events)
+    os.kill(executor._workers[0]._process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied) as caught:
+        list(events)
+    assert str(caught.value) == (
+        "the worker for row column seed 0 died; "
+        "run the same command again to continue from its checkpoint"
+    )
+
+
+def test_workers_keep_the_study_locked_until_they_end(tiny, tmp_path):
+    folder = tmp_path / "study"
+    with locked(folder) as lock:
+        executor = LocalExecutor(lock)
+        list(executor.submit(Job("one", tiny, tmp_path / "one", CPU)))
+    with pytest.raises(InputError, match="is in use"), locked(folder, patience=0.1):
+        pass
+    executor.close()
+    with locked(folder):
+        pass

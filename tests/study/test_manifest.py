@@ -1,0 +1,96 @@
+"""study.json says what a study's folder holds."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ghostbatch.errors import InputError
+from ghostbatch.study import Manifest, RowEntry, Study, Where, find_study, run_study
+
+
+def describe(study, columns=None, seeds=None, earlier=None):
+    return Manifest.of(study, study.cells(columns, seeds), earlier)
+
+
+def test_it_lists_columns_in_the_order_of_the_study():
+    manifest = describe(find_study("quick"), ["+GBN", "SB"], [1, 0])
+    assert manifest.name == "quick"
+    assert manifest.rows["f1-digits"].columns == ("SB", "+GBN")
+    assert manifest.seeds == (0, 1)
+
+
+def test_it_lists_figures_and_instruments():
+    manifest = describe(find_study("diffusion"))
+    assert list(manifest.rows) == list(find_study("diffusion").rows)
+    assert "accuracy-by-distance" in manifest.rows["longer"].figures
+    assert "accuracy-by-distance" not in manifest.rows["before"].figures
+    assert manifest.instruments == ("potential",)
+
+
+def test_rows_without_a_chosen_column_are_not_listed():
+    assert list(describe(find_study("diffusion"), ["noise"]).rows) == ["rate or noise"]
+
+
+def test_another_run_of_the_study_adds_its_columns_and_seeds():
+    study = find_study("quick")
+    first = describe(study, ["+GBN"], [2])
+    both = describe(study, ["SB"], [0], first)
+    assert both.rows["f1-digits"].columns == ("SB", "+GBN")
+    assert both.seeds == (0, 2)
+    assert describe(study, ["SB"], [0], both) == both
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    manifest = describe(find_study("diffusion"))
+    manifest.write(tmp_path)
+    assert Manifest.read(tmp_path) == manifest
+    assert Manifest.read(tmp_path / "elsewhere") is None
+
+
+def test_it_is_written_before_the_first_run(tmp_path):
+    study = find_study("quick")
+    seen = []
+
+    class Executor:
+        def submit(self, _job):
+            seen.append(Manifest.read(tmp_path))
+            raise KeyboardInterrupt
+
+        def close(self):
+            pass
+
+    cells = study.cells(["SB"], [0])
+    with pytest.raises(KeyboardInterrupt):
+        run_study(
+            *(study, cells, tmp_path),
+            jobs=1,
+            on_event=lambda *_: None,
+            where=Where(device="cpu"),
+            make_executor=lambda _lock: Executor(),
+        )
+    assert seen == [Manifest.of(study, cells, None)]
+
+
+def test_the_folder_of_another_study_is_refused_and_left_alone(tmp_path):
+    Manifest("other", {"row": RowEntry(("column",))}).write(tmp_path)
+    before = (tmp_path / "study.json").read_bytes()
+    with pytest.raises(InputError, match=r"^out: the folder holds the study other; choose"):
+        run_study(Study("small"), [], tmp_path, jobs=1, on_event=lambda *_: None)
+    assert (tmp_path / "study.json").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"rows": [], "name": "x"})])
+def test_a_damaged_file_is_refused_by_name(tmp_path, text):
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(InputError, match=r"^folder: .*study.json cannot be read; delete it"):
+        Manifest.read(tmp_path)
+
+
+def test_figures_that_a_study_declares_now_replace_the_earlier_ones():
+    study = find_study("quick")
+    row = replace(study.rows["f1-digits"], figures=("distance",))
+    changed = replace(study, rows={"f1-digits": row})
+    manifest = describe(changed, ["SB"], [0], describe(study, ["SB"], [0]))
+    assert manifest.rows["f1-digits"].figures == ("distance",)

@@ -1,0 +1,30 @@
+"""Small networks that runs under test name as ``python:small_networks:FUNCTION``."""
+
+import os
+
+import torch
+from torch import nn
+
+
+def dropping(num_classes=10, *, in_channels=1, image_size=28):
+    """Return a network with a convolution, two norms and both kinds of dropout."""
+    return nn.Sequential(
+        *(nn.Conv2d(in_channels, 4, 5, stride=3, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Dropout2d(0.2), nn.Flatten(), nn.Linear(4 * (image_size // 3 - 1) ** 2, 32)),
+        *(nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, num_classes)),
+    )
+
+
+class BadOnRankOne(nn.Module):
+    """Makes one sample infinite in training on the second rank."""
+
+    def forward(self, x):
+        if not self.training or os.environ["RANK"] != "1":
+            return x
+        return torch.cat([x[:1] * torch.inf, x[1:]])
+
+
+def bad_on_rank_one(num_classes=10, *, in_channels=1, image_size=28):
+    """Return the network above with a bad layer after its first three."""
+    network = dropping(num_classes, in_channels=in_channels, image_size=image_size)
+    return network.insert(3, BadOnRankOne())

@@ -1,0 +1,51 @@
+"""Variants of a small run, each into its own folder, on one rank or under torchrun.
+
+torchrun --nproc-per-node=2 tests/support/train_variants.py OUT
+"""
+
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ghostbatch import Recipe, Regime, train
+from ghostbatch.train.ranks import leave
+
+BASE = Recipe(
+    model="python:small_networks:dropping",
+    data="digits",
+    batch=128,
+    base_batch=32,
+    regime=Regime(lr=0.1, epochs=0.5, drops=((0.3, 0.01),)),
+    ghost=16,
+    clip=1.0,
+    augment=True,
+    precision="fp64",
+)
+VARIANTS = {
+    "scaled rate": replace(BASE, lr_rule="sqrt"),
+    "noise": replace(BASE, noise=True),
+    "mean": replace(BASE, running="mean"),
+    "plain norm": replace(BASE, ghost=None),
+}
+
+
+def micros(recipe):
+    """Return the micro-batches to try: none, and 64 where the norm allows it."""
+    return (None, 64) if recipe.ghost and recipe.running == "sequential" else (None,)
+
+
+def run_all(out, world):
+    for name, recipe in VARIANTS.items():
+        for micro in micros(recipe):
+            folder = out / name / f"{world} ranks" / f"micro {micro}"
+            train(recipe, out=folder, device="cpu", micro=micro, threads=1, evaluations=3)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    torch.distributed.init_process_group("gloo")
+    run_all(Path(sys.argv[1]), torch.distributed.get_world_size())
+    leave()
