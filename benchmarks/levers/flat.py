@@ -2,7 +2,7 @@
 
 Parameters become views of one fp32 buffer of three sections:
 
-    folded    weights of folded convolutions, whose copies in the network are larger
+    folded    weights of folded convolutions, which the network reads in another order, some twice
     copied    other weights and biases of convolutions and linear layers
     plain     everything else (norms), which the network reads in fp32
 
@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from fold import FoldedConv2d, fold_weights, remove_hooks
+from fold import ColumnConv2d, FoldedConv2d, remove_hooks
 from torch import Tensor, nn
 
 BLOCK = 4096
+Folded = FoldedConv2d | ColumnConv2d
 ALIGN = 64
 """Values to which a weight's start is rounded up, for aligned loads."""
 
@@ -249,11 +250,11 @@ class Flat:
         place.copy_(parameter.detach())
         parameter.data = place
 
-    def _folded_slot(self, layer: FoldedConv2d, start: int) -> Slot:
+    def _folded_slot(self, layer: Folded, start: int) -> Slot:
         if layer.bias is not None:
             raise NotImplementedError("bias: a folded convolution has one; leave it unfolded")
         with torch.no_grad():
-            (like,) = fold_weights(layer.weight[None], layer.stride[0], layer.fold)
+            like = layer.placed(layer.weight)
         place = slice(start, start + like.numel())
         leaf = _shaped(self.shadow[place], like.shape).requires_grad_()
         layer.folded = leaf
@@ -278,9 +279,9 @@ class Flat:
 
 def _sections(
     model: nn.Module,
-) -> tuple[list[FoldedConv2d], list[tuple[nn.Module, nn.Parameter]], list[nn.Parameter]]:
+) -> tuple[list[Folded], list[tuple[nn.Module, nn.Parameter]], list[nn.Parameter]]:
     """Return folded layers, other layers with their weights and biases, and all other weights."""
-    folded = [m for m in model.modules() if isinstance(m, FoldedConv2d)]
+    folded = [m for m in model.modules() if isinstance(m, Folded)]
     layers = [m for m in model.modules() if type(m) in (nn.Conv2d, nn.Linear)]
     copied = [(layer, p) for layer in layers for p in layer.parameters(recurse=False)]
     known = {layer.weight for layer in folded} | {p for _, p in copied}
@@ -312,10 +313,10 @@ def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _places(layer: FoldedConv2d, start: int) -> Tensor:
+def _places(layer: Folded, start: int) -> Tensor:
     """Return for every value of the folded weight where in the buffer it comes from, or -1."""
     numbers = torch.arange(1, layer.weight.numel() + 1, dtype=torch.float64)
-    (placed,) = fold_weights(numbers.view(1, *layer.weight.shape), layer.stride[0], layer.fold)
+    placed = layer.placed(numbers.view(layer.weight.shape))
     found = placed.permute(0, 2, 3, 1).reshape(-1).round().to(torch.int32) - 1
     return torch.where(found >= 0, found + start, -1)
 
