@@ -2,7 +2,8 @@
 
 The draws come from the host, one row of four int32 per image: which image, top, left, flipped or
 not, as `ghostbatch.data.augment.PadCropFlip` draws them. The result is channels_last, padded with
-channels of zeros where the first convolution wants more than three.
+channels of zeros where the first convolution wants more than three; or every pixel comes with its
+neighbours, so that the first convolution is a 1x1 convolution (`fold.columns`).
 """
 
 import torch
@@ -25,36 +26,45 @@ def batch_kernel(
     H: tl.constexpr,
     W: tl.constexpr,
     C: tl.constexpr,
-    WIDTH: tl.constexpr,
+    K: tl.constexpr,  # pixels of a patch, in each direction
+    WIDTH: tl.constexpr,  # at least K K C
     PAD: tl.constexpr,
     FILL: tl.constexpr,
     BP: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Write one image of the batch, and its label."""
+    """Write some pixels of one image of the batch, and its label."""
     row = tl.program_id(0).to(tl.int64)
     image = tl.load(draws_ptr + row * 4).to(tl.int64)
     top = tl.load(draws_ptr + row * 4 + 1)
     left = tl.load(draws_ptr + row * 4 + 2)
     flip = tl.load(draws_ptr + row * 4 + 3)
-    channel_1C = tl.arange(0, BC)[None, :]
-    colour_1C = channel_1C < C
-    mean_1C = tl.load(mean_ptr + channel_1C, colour_1C, other=0.0)
-    scale_1C = tl.load(scale_ptr + channel_1C, colour_1C, other=0.0)
-    for start in tl.static_range(0, H * W, BP):
-        pixel_P1 = start + tl.arange(0, BP)[:, None]
-        column_P1 = pixel_P1 % W
-        column_P1 = tl.where(flip != 0, W - 1 - column_P1, column_P1) + left - PAD
-        line_P1 = pixel_P1 // W + top - PAD
-        inside_P1 = (line_P1 >= 0) & (line_P1 < H) & (column_P1 >= 0) & (column_P1 < W)
-        inside_P1 = inside_P1 & (pixel_P1 < H * W)
-        at_PC = (line_P1 * W + column_P1) * C + channel_1C
-        value_PC = tl.load(images_ptr + image * (H * W * C) + at_PC, inside_P1 & colour_1C, FILL)
-        value_PC = (value_PC.to(tl.float32) - mean_1C) * scale_1C
-        to_PC = x_ptr + row * (H * W * WIDTH) + pixel_P1 * WIDTH + channel_1C
-        keep_PC = (pixel_P1 < H * W) & (channel_1C < WIDTH)
-        tl.store(to_PC, value_PC.to(x_ptr.dtype.element_ty), keep_PC)
-    tl.store(y_ptr + row, tl.load(labels_ptr + image))
+    images_ptr += image * (H * W * C)
+    x_ptr += row * (H * W * WIDTH)
+    pixel_P1 = tl.program_id(1) * BP + tl.arange(0, BP)[:, None]
+    for start in tl.static_range(0, WIDTH, BC):
+        value_1C = start + tl.arange(0, BC)[None, :]
+        used_1C = value_1C < K * K * C
+        colour_1C = value_1C % C
+        mean_1C = tl.load(mean_ptr + colour_1C, used_1C, other=0.0)
+        scale_1C = tl.load(scale_ptr + colour_1C, used_1C, other=0.0)
+        line_PC = pixel_P1 // W + value_1C // (K * C) - K // 2
+        column_PC = pixel_P1 % W + (value_1C // C) % K - K // 2
+        # Beyond the edge of the crop a convolution pads with zeros, not with the fill.
+        shown_PC = (line_PC >= 0) & (line_PC < H) & (column_PC >= 0) & (column_PC < W)
+        shown_PC = shown_PC & used_1C
+        column_PC = tl.where(flip != 0, W - 1 - column_PC, column_PC) + left - PAD
+        line_PC += top - PAD
+        inside_PC = (line_PC >= 0) & (line_PC < H) & (column_PC >= 0) & (column_PC < W)
+        at_PC = (line_PC * W + column_PC) * C + colour_1C
+        byte_PC = tl.load(images_ptr + at_PC, inside_PC & shown_PC & (pixel_P1 < H * W), FILL)
+        number_PC = (byte_PC.to(tl.float32) - mean_1C) * scale_1C
+        number_PC = tl.where(shown_PC, number_PC, 0.0)
+        keep_PC = (pixel_P1 < H * W) & (value_1C < WIDTH)
+        to_PC = x_ptr + pixel_P1 * WIDTH + value_1C
+        tl.store(to_PC, number_PC.to(x_ptr.dtype.element_ty), keep_PC)
+    if tl.program_id(1) == 0:
+        tl.store(y_ptr + row, tl.load(labels_ptr + image))
 
 
 class BatchMaker:
@@ -70,10 +80,11 @@ class BatchMaker:
         batch: int,
         width: int,
         dtype: torch.dtype,
+        kernel: int = 1,
     ) -> None:
         self.images, self.labels = images, labels
         self.mean, self.scale = mean.float(), (1 / deviation).float()
-        self.augmentation = augmentation
+        self.augmentation, self.kernel = augmentation, kernel
         size = (batch, *images.shape[2:], width)
         self.x = torch.zeros(size, dtype=dtype, device=images.device).permute(0, 3, 1, 2)
         self.y = torch.zeros(batch, dtype=labels.dtype, device=images.device)
@@ -90,8 +101,10 @@ class BatchMaker:
         """Write the batch that the draws say into ``x`` and ``y``."""
         C, H, W = self.images.shape[1:]
         width = self.x.shape[1]
-        batch_kernel[(len(self.y),)](
+        BP = min(256, triton.next_power_of_2(H * W))
+        batch_kernel[(len(self.y), triton.cdiv(H * W, BP))](
             self.images, self.labels, self.draws, self.mean, self.scale, self.x, self.y,
-            H=H, W=W, C=C, WIDTH=width, PAD=self.augmentation.pad, FILL=self.augmentation.fill,
-            BP=min(1024, triton.next_power_of_2(H * W)), BC=triton.next_power_of_2(width),
+            H=H, W=W, C=C, K=self.kernel, WIDTH=width,
+            PAD=self.augmentation.pad, FILL=self.augmentation.fill,
+            BP=BP, BC=min(16, triton.next_power_of_2(width)),
         )  # fmt: skip

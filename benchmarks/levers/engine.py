@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from batch import BatchMaker
 from flat import Flat
-from fold import FoldedConv2d, fold_convolutions
+from fold import ColumnConv2d, FoldedConv2d, fold_convolutions, take_columns
 from joined import join_gradients
+from loss import cross_entropy
 from pool import to_fast_pools
 from timing import DEVICE
 from torch import Tensor, nn
@@ -44,18 +45,26 @@ class Levers:
     """Weights in one buffer with a bf16 shadow, and SGD on it; else autocast and torch's SGD."""
     join: bool = True
     """Add the two gradients of a residual block's output inside the norm's backward."""
+    loss: bool = True
+    """Cross entropy, accuracy and their gradient by the kernels of `loss`; needs ``flat``."""
+    columns: bool = True
+    """Write batches as patches for a first layer that is faster so."""
     compiled: bool = False
     """torch.compile the network."""
 
 
-EAGER = Levers(graph=False, fold=False, pool=False, flat=False, join=False)
+EAGER = Levers(
+    graph=False, fold=False, pool=False, flat=False, join=False, loss=False, columns=False
+)
 VARIANTS: dict[str, Levers] = {  # each is the one before plus one lever
     "eager": EAGER,
     "graph": (graph := replace(EAGER, graph=True)),
     "+fold": (fold := replace(graph, fold=True)),
     "+pool": (pool := replace(fold, pool=True)),
     "+flat": (flat := replace(pool, flat=True)),
-    "+join": replace(flat, join=True),
+    "+join": (join := replace(flat, join=True)),
+    "+loss": (loss := replace(join, loss=True)),
+    "+columns": replace(loss, columns=True),
 }
 
 
@@ -93,7 +102,8 @@ class Update:
         dropout: bool = True,
     ) -> None:
         torch.manual_seed(seed)
-        model = find_model(network)(10).to(DEVICE, memory_format=torch.channels_last)
+        model = find_model(network)(10).to(DEVICE)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if not dropout:
             for layer in model.modules():
                 if isinstance(layer, nn.Dropout):
@@ -104,6 +114,8 @@ class Update:
             to_fast_pools(model)
         if levers.fold:
             fold_convolutions(model)
+        if levers.columns:
+            take_columns(model)
         if levers.join:
             join_gradients(model)
         self.model, self.levers, self.dtype = model, levers, dtype
@@ -112,10 +124,10 @@ class Update:
         """Loss, accuracy, gradient norm, clipped, skipped."""
         augmentation = PadCropFlip(pad=4, fill=0)
         mean, deviation = (torch.full((3,), value, device=DEVICE) for value in (120.0, 60.0))
-        width = _input_width(model)
         self.maker = BatchMaker(
-            data.images, data.labels, mean, deviation, augmentation, batch, width, dtype
-        )
+            data.images, data.labels, mean, deviation, augmentation, batch,
+            *_input(model, dtype),
+        )  # fmt: skip
         if levers.flat:
             self.flat = Flat(model, dtype)
         else:
@@ -143,6 +155,11 @@ class Update:
         else:
             with torch.autocast(DEVICE, self.dtype, enabled=self.dtype != torch.float32):
                 outputs = self.forward(maker.x)
+        if self.levers.loss:
+            loss, slope = cross_entropy(outputs, maker.y, self.sums)
+            gradients = torch.autograd.grad(outputs, self.flat.leaves, slope)
+            self.flat.step(gradients, self.rates, loss, self.sums[2:])
+            return
         loss = F.cross_entropy(outputs.float(), maker.y)
         if self.levers.flat:
             gradients = torch.autograd.grad(loss, self.flat.leaves)
@@ -207,8 +224,10 @@ class Update:
         return [*weights, *self.model.buffers(), self.sums, *momentum]
 
 
-def _input_width(model: nn.Module) -> int:
-    """Return how many channels the first convolution takes, with padding."""
+def _input(model: nn.Module, dtype: torch.dtype) -> tuple[int, torch.dtype, int]:
+    """Return channels, dtype and patch size of the batches that the first convolution takes."""
     first = next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
+    if isinstance(first, ColumnConv2d):
+        return first.width, dtype, first.kernel_size[0]
     folded = first.fold.channels if isinstance(first, FoldedConv2d) else 0
-    return max(first.in_channels, folded)
+    return max(first.in_channels, folded), dtype, 1

@@ -2,7 +2,7 @@
 
 Parameters become views of one fp32 buffer of three sections:
 
-    folded    weights of folded convolutions, whose copies in the network are larger
+    folded    weights of folded convolutions, which the network reads in another order, some twice
     copied    other weights and biases of convolutions and linear layers
     plain     everything else (norms), which the network reads in fp32
 
@@ -12,17 +12,18 @@ does SGD with momentum; unless loss and norm are finite, nothing changes. Rates 
 memory, sums are in a fixed order, and the host never waits: one CUDA graph can hold it all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from fold import FoldedConv2d, fold_weights, remove_hooks
+from fold import ColumnConv2d, FoldedConv2d, remove_hooks
 from torch import Tensor, nn
 
 BLOCK = 4096
+Folded = FoldedConv2d | ColumnConv2d
 ALIGN = 64
 """Values to which a weight's start is rounded up, for aligned loads."""
 
@@ -152,7 +153,7 @@ class ShadowLinear(nn.Linear):
 class Slot:
     """A parameter and the stretches of the buffers that belong to it."""
 
-    parameter: nn.Parameter
+    parameter: Tensor
     start: int
     leaf: Tensor
     """What the network reads and autograd differentiates: a part of the shadow, or itself."""
@@ -170,7 +171,9 @@ class Flat:
         remove_hooks(model)  # the folded weights come from the shadow
         folded, copied, plain = _sections(model)
         device = next(model.parameters()).device
-        self._ends, starts = _layout([folded, copied, plain])
+        self._ends, starts = _layout(
+            [[layer.weight for layer in folded], [p for _, p in copied], plain]
+        )
         total = self._ends[2]
         self.weights, self.grads, self.momentum = (
             torch.zeros(total, device=device) for _ in range(3)
@@ -240,24 +243,24 @@ class Flat:
         )  # fmt: skip
         self.unfold()
 
-    def _move_in(self, parameter: nn.Parameter, start: int, *, folded: bool) -> None:
+    def _move_in(self, parameter: Tensor, start: int, *, folded: bool) -> None:
         """Make a parameter a view of the buffer; whole convolutions lie channels last in it."""
         place = self.weights[start : start + parameter.numel()]
         place = place.view(parameter.shape) if folded else _shaped(place, parameter.shape)
         place.copy_(parameter.detach())
         parameter.data = place
 
-    def _folded_slot(self, layer: FoldedConv2d, start: int) -> Slot:
+    def _folded_slot(self, layer: Folded, start: int) -> Slot:
         if layer.bias is not None:
             raise NotImplementedError("bias: a folded convolution has one; leave it unfolded")
         with torch.no_grad():
-            (like,) = fold_weights(layer.weight[None], layer.stride[0], layer.fold)
+            like = layer.placed(layer.weight)
         place = slice(start, start + like.numel())
         leaf = _shaped(self.shadow[place], like.shape).requires_grad_()
         layer.folded = leaf
         return Slot(layer.weight, start, leaf, self.shadow_grads[place])
 
-    def _copied_slot(self, layer: nn.Module, parameter: nn.Parameter, start: int) -> Slot:
+    def _copied_slot(self, layer: nn.Module, parameter: Tensor, start: int) -> Slot:
         start += self._shadow_folded - self._ends[0]
         place = slice(start, start + parameter.numel())
         leaf = _shaped(self.shadow[place], parameter.shape).requires_grad_()
@@ -269,44 +272,32 @@ class Flat:
             layer.shadow_bias = leaf
         return Slot(parameter, start, leaf, self.shadow_grads[place])
 
-    def _plain_slot(self, parameter: nn.Parameter, start: int) -> Slot:
+    def _plain_slot(self, parameter: Tensor, start: int) -> Slot:
         place = slice(start, start + parameter.numel())
         return Slot(parameter, start, parameter, self.grads[place])
 
 
 def _sections(
     model: nn.Module,
-) -> tuple[list[FoldedConv2d], list[tuple[nn.Module, nn.Parameter]], list[nn.Parameter]]:
+) -> tuple[list[Folded], list[tuple[nn.Module, nn.Parameter]], list[nn.Parameter]]:
     """Return folded layers, other layers with their weights and biases, and all other weights."""
-    folded = [m for m in model.modules() if isinstance(m, FoldedConv2d)]
+    folded = [m for m in model.modules() if isinstance(m, Folded)]
     layers = [m for m in model.modules() if type(m) in (nn.Conv2d, nn.Linear)]
     copied = [(layer, p) for layer in layers for p in layer.parameters(recurse=False)]
     known = {layer.weight for layer in folded} | {p for _, p in copied}
     return folded, copied, [p for p in model.parameters() if p not in known]
 
 
-def _layout(
-    sections: tuple[list[FoldedConv2d], list[tuple[nn.Module, nn.Parameter]], list[nn.Parameter]]
-    | list[list[object]],
-) -> tuple[list[int], dict[nn.Parameter, int]]:
+def _layout(sections: Sequence[Sequence[Tensor]]) -> tuple[list[int], dict[Tensor, int]]:
     """Return the ends of the sections, multiples of BLOCK, and where every parameter starts."""
     ends: list[int] = []
-    starts: dict[nn.Parameter, int] = {}
-    for section in sections:
-        parameters = list(_parameters(section))
+    starts: dict[Tensor, int] = {}
+    for parameters in sections:
         begin = ends[-1] if ends else 0
         offsets, size = _run_together([p.numel() for p in parameters])
         starts |= {p: begin + offset for p, offset in zip(parameters, offsets, strict=True)}
         ends.append(_up(begin + size, BLOCK))
     return ends, starts
-
-
-def _parameters(section: Sequence[object]) -> Iterator[nn.Parameter]:
-    for entry in section:
-        if isinstance(entry, FoldedConv2d):
-            yield entry.weight
-        else:
-            yield entry[1] if isinstance(entry, tuple) else entry  # type: ignore[misc]
 
 
 def _run_together(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -322,10 +313,10 @@ def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _places(layer: FoldedConv2d, start: int) -> Tensor:
+def _places(layer: Folded, start: int) -> Tensor:
     """Return for every value of the folded weight where in the buffer it comes from, or -1."""
     numbers = torch.arange(1, layer.weight.numel() + 1, dtype=torch.float64)
-    (placed,) = fold_weights(numbers.view(1, *layer.weight.shape), layer.stride[0], layer.fold)
+    placed = layer.placed(numbers.view(layer.weight.shape))
     found = placed.permute(0, 2, 3, 1).reshape(-1).round().to(torch.int32) - 1
     return torch.where(found >= 0, found + start, -1)
 

@@ -48,6 +48,8 @@ FACTORS: dict[Shape, Fold] = {  # the fastest on an H200
     Shape(32, 64, 1, 2): Fold(1),
     Shape(3, 16, 3, 1): Fold(8, 4),
 }
+COLUMNS = {Shape(3, 64, 3, 1), Shape(3, 64, 5, 1)}
+"""First layers that are faster as a 1x1 convolution over patches, made with the batch."""
 
 
 # ------------------------------------------------------------------------------------- convolution
@@ -123,6 +125,10 @@ class FoldedConv2d(nn.Conv2d):
         if weight is None:
             (weight,) = _unfolded([self])
         return folded_conv2d(input, weight, self.bias, stride, self.fold, self.in_channels)
+
+    def placed(self, weight: Tensor) -> Tensor:
+        """Return ``weight`` (O, I, k, k) as the folded convolution takes it."""
+        return fold_weights(weight[None], self.stride[0], self.fold)[0]
 
 
 def fold_convolutions(model: Model, factors: dict[Shape, Fold] | None = None) -> Model:
@@ -205,13 +211,53 @@ def _unfolded(layers: list[FoldedConv2d]) -> tuple[Tensor, ...]:
 # ----------------------------------------------------------------------------------------- columns
 
 
-def stem_columns(x: Tensor, kernel: int, width: int) -> Tensor:
-    """Return the patches of a narrow image as the channels of a wide one, padded to ``width``.
+class ColumnConv2d(nn.Conv2d):
+    """nn.Conv2d that also takes patches: batches whose channels are `columns` of an image."""
 
-    The stem is then a 1x1 convolution. For measuring: augmentation could write this directly.
+    width: int
+    """Channels of such a batch."""
+    folded: Tensor | None
+    """The weight as a 1x1 convolution takes it, if someone keeps it."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Conv2d's name for it)
+        """From (N, I, H, W) or its patches, (N, width, H, W), to (N, O, H, W)."""
+        if input.shape[1] != self.width:
+            return super().forward(input)
+        weight = self.placed(self.weight) if self.folded is None else self.folded
+        return F.conv2d(input, weight, self.bias)
+
+    def placed(self, weight: Tensor) -> Tensor:
+        """Return ``weight`` (O, I, k, k) as (O, width, 1, 1)."""
+        flat = weight.permute(0, 2, 3, 1).flatten(1)
+        return F.pad(flat, (0, self.width - flat.shape[1]))[:, :, None, None]
+
+
+def take_columns(model: Model, shapes: set[Shape] | None = None) -> Model:
+    """Let the first convolution of ``model`` take patches if its shape is listed."""
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if type(first) is nn.Conv2d and _shape(first) in (COLUMNS if shapes is None else shapes):
+        first.__class__ = ColumnConv2d
+        first.width = column_width(first.in_channels, first.kernel_size[0])  # type: ignore[assignment]
+        first.folded = None  # type: ignore[assignment]
+    return model
+
+
+def column_width(channels: int, kernel: int) -> int:
+    """Return the values of a patch, rounded up to what tensor cores like.
+
+    >>> column_width(3, 3), column_width(3, 5)
+    (32, 80)
+    """
+    return -(-channels * kernel**2 // 16) * 16
+
+
+def columns(x: Tensor, kernel: int) -> Tensor:
+    """Return the patches of images as channels, row by row, pixel by pixel, padded with zeros.
+
+    Slow: for tests and measurements. `batch` writes them directly.
     """
     N, C, H, W = x.shape
-    patches = F.unfold(x, kernel, padding=kernel // 2).view(N, C * kernel**2, H, W)
-    return F.pad(patches, (0, 0, 0, 0, 0, width - C * kernel**2)).contiguous(
-        memory_format=torch.channels_last
-    )
+    patches = F.unfold(x, kernel, padding=kernel // 2).view(N, C, kernel**2, H, W)
+    patches = patches.transpose(1, 2).reshape(N, C * kernel**2, H, W)
+    padding = column_width(C, kernel) - patches.shape[1]
+    return F.pad(patches, (0, 0, 0, 0, 0, padding)).contiguous(memory_format=torch.channels_last)

@@ -11,9 +11,10 @@ from fold import (
     Shape,
     _forget_all,
     _unfold_all,
+    column_width,
+    columns,
     fold_convolutions,
     fold_weights,
-    stem_columns,
 )
 from timing import DEVICE, buffers, demand, milliseconds, relative_error, show, write
 from torch import Tensor
@@ -65,14 +66,14 @@ def main() -> None:
             case = {"batch": batch, "shape": [*shape, pixels], "fold": _name(fold)}
             results.append(case | times | {"sum": sum(times.values())})
     write("fold", {"results": results})
-    columns = ["forward", "dgrad", "wgrad", "sum"]
+    parts = ["forward", "dgrad", "wgrad", "sum"]
     rows: list[list[object]] = []
     for r in results:
         same = [s for s in results if (s["batch"], s["shape"]) == (r["batch"], r["shape"])]
         best = "*" if r["sum"] == min(s["sum"] for s in same) else ""
-        rows.append([r["batch"], r["shape"], r["fold"], *(r.get(c) for c in columns), best])
+        rows.append([r["batch"], r["shape"], r["fold"], *(r.get(c) for c in parts), best])
     print("milliseconds, bf16, channels_last; shape: in, out, kernel, stride, pixels")
-    show(["batch", "shape", "pixels/channels", *columns, ""], rows)
+    show(["batch", "shape", "pixels/channels", *parts, ""], rows)
     print("unfolding all weights of ResNet44, forward + backward, ms:", flush=True)
     print(f"{_unfolding():.4f} by products, {_flat_unfolding():.4f} flat, with clip and SGD")
 
@@ -96,10 +97,10 @@ def _folded(x: Tensor, weight: Tensor, shape: Shape, fold: Fold) -> tuple[Tensor
     if fold == PLAIN:
         return x, weight.contiguous(memory_format=torch.channels_last)
     if fold in (COLUMNS, MATMUL):
-        width = -(-shape.fan_in * shape.kernel**2 // 16) * 16
-        flat = weight.flatten(1)
-        flat = torch.nn.functional.pad(flat, (0, width - flat.shape[1]))
-        return stem_columns(x, shape.kernel, width), flat[:, :, None, None]
+        flat = weight.permute(0, 2, 3, 1).flatten(1)
+        padding = column_width(shape.fan_in, shape.kernel) - flat.shape[1]
+        flat = torch.nn.functional.pad(flat, (0, padding))
+        return columns(x, shape.kernel), flat[:, :, None, None]
     rows = x.permute(0, 2, 3, 1)
     if fold.channels:
         rows = torch.nn.functional.pad(rows, (0, fold.channels - shape.fan_in))

@@ -3,194 +3,202 @@
 The output of a residual block goes to a convolution and to the next shortcut. Autograd would add
 their two gradients in a kernel of its own: read two tensors, write one, which the norm then reads.
 Here the norm returns two tensors that share their memory, one for each use, and gets a gradient for
-each. Saves two passes over the tensor of three.
+each.
 
-The kernel is that of the package with a second pointer; if it pays, it belongs there.
+With a residual, the gradient that passes ReLU is a result anyway. The first step of the kernel, the
+one that sums, stores it; the second reads it back from the cache, with x, instead of reading two
+gradients and y once more. The kernel is otherwise that of the package, where it belongs if it pays.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from ghostbatch.ops.buffers import Buffers
-from ghostbatch.ops.counters import make_store
-from ghostbatch.ops.kernels import COUNTS
-from ghostbatch.ops.layouts import as_dense_as
-from ghostbatch.ops.tickets import (
-    add_up,
-    add_up_group,
-    arrive,
-    base_of,
-    count_in,
-    draw,
-    fetch,
-    load,
-    locate,
-    masked,
-    offsets,
-    parameter,
-    rows_to_add,
-    span,
-    store,
-    wait_for,
-)
-from ghostbatch.ops.tiling import Tuning
 from torch import Tensor, nn
 
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.nn.parts import BasicBlock, ConvNormReLU
-from ghostbatch.ops import fused
+from ghostbatch.ops.backends.base import NormCall
+from ghostbatch.ops.backends.layouts import as_dense_as, in_rows
+from ghostbatch.ops.backends.triton.kernels import COUNTS, read_affine
+from ghostbatch.ops.backends.triton.launch import TritonBackend, _launch, _multiprocessors
+from ghostbatch.ops.backends.triton.primitives import (
+    add_up,
+    add_up_group,
+    base_of,
+    count_in,
+    fetch,
+    load,
+    locate,
+    next_ticket,
+    publish_sums,
+    relu_grad,
+    rows_to_add,
+    store,
+    subtile,
+    wait_for,
+)
+from ghostbatch.ops.backends.triton.tiling import Tuning, make_plan, tuning
+from ghostbatch.ops.running.stats import RunningStats
+
+BACKEND = TritonBackend()
+
+
+@triton.jit
+def keep_soon(ptr, at, values, keep, EVEN: tl.constexpr, STREAM: tl.constexpr):
+    """Store values that are soon read again; return them as they were rounded, in fp32."""
+    policy: tl.constexpr = "evict_last" if STREAM > 1 else ""
+    rounded = values.to(ptr.dtype.element_ty)
+    if EVEN:
+        tl.store(ptr + at, rounded, eviction_policy=policy)
+    else:
+        tl.store(ptr + at, rounded, keep, eviction_policy=policy)
+    return rounded.to(tl.float32)
+
+
+@triton.jit
+def read_back(ptr, at, keep, EVEN: tl.constexpr):
+    """Load what other programs stored, from the L2 cache, where it can be seen, in fp32."""
+    if EVEN:
+        return tl.load(ptr + at, cache_modifier=".cg").to(tl.float32)
+    else:  # noqa: RET505 (Triton keeps a branch that is not taken only here)
+        return tl.load(ptr + at, keep, other=0.0, cache_modifier=".cg").to(tl.float32)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def backward_kernel(  # noqa: PLR0912, PLR0915 (as in the package)
-    dy_ptr,
-    other_ptr,  # a second gradient of y, added to the first
+    dy_ptr,  # (N, C, ...), in rows or in planes; so are the next five
+    other_ptr,  # a second gradient of y, with JOINED
     x_ptr,
     y_ptr,
     dx_ptr,
     dresidual_ptr,
-    weight_ptr,
+    weight_ptr,  # (C), as is the bias
     bias_ptr,
-    table_ptr,  # of the forward
+    statistics_ptr,  # (3, K, C): those of the forward
     sums_ptr,  # (2, K, C): of dy xhat, and of dy
-    parameters_ptr,  # (2, C): the gradients of weight and bias
-    parts_ptr,
-    counters_ptr,  # tickets, then those of each group, then one for each block
-    ghosts,
-    aligned,
-    ghost_rows,
-    last_rows,
-    tiles,
-    last_tiles,
-    blocks,
-    delay,
-    draws,
-    S: tl.constexpr,
-    PLANES: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    RELU: tl.constexpr,
-    EVEN: tl.constexpr,
-    U: tl.constexpr,
-    R: tl.constexpr,
-    BC: tl.constexpr,
-    SUB: tl.constexpr,
-    FAN: tl.constexpr,
-    TREE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    LOOP: tl.constexpr,
-    STREAM: tl.constexpr,
-    JOINED: tl.constexpr,
-):
-    """As `ghostbatch.ops.kernels.backward_kernel`, with ``dy + other`` in the place of ``dy``."""
+    dparameters_ptr,  # (2, C): the gradients of weight and bias
+    partial_sums_ptr,  # these two as in the forward
+    counters_ptr,
+    # The plan and the flags; with RESIDUAL, ReLU's mask is read from y, and masked dy stored by
+    # the first step, so that the second reads it and x instead of all four.
+    ghosts, aligned, ghost_rows, last_rows, tiles, last_tiles, blocks, delay, tickets_per_run,
+    S: tl.constexpr, PLANES: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, EVEN: tl.constexpr, U: tl.constexpr,
+    R: tl.constexpr, BC: tl.constexpr, SUB: tl.constexpr, FAN: tl.constexpr, TREE: tl.constexpr,
+    ALIGN: tl.constexpr, LOOP: tl.constexpr, STREAM: tl.constexpr, JOINED: tl.constexpr,
+):  # fmt: skip
+    """As the package's, with ``dy + other`` in the place of ``dy``."""
     C = aligned * ALIGN  # so that the compiler knows a divisor of it
     total = ((ghosts - 1) * tiles + last_tiles) * blocks
     most_tiles = tl.maximum(tiles, last_tiles)
     bundles = tl.cdiv(most_tiles, FAN) if TREE else 0
     column_C = tl.arange(0, BC)
-    ticket, before = draw(counters_ptr, draws)
+    ticket, runs_before = next_ticket(counters_ptr, tickets_per_run)
     while ticket < total + delay:
         if ticket < total:
-            group, tile, count = locate(ticket, ghosts, tiles, last_tiles, blocks)
-            ghost, channel = group // blocks, (group % blocks) * BC
-            rows = tl.where(ghost == ghosts - 1, last_rows, ghost_rows)
+            group, ghost, channel, rows, tile, count = locate(
+                ticket, ghosts, tiles, last_tiles, blocks, ghost_rows, last_rows, BC
+            )
             channel_C, live_C = channel + column_C, channel + column_C < C
             place = ghost * C + channel_C
-            mean_C = tl.load(table_ptr + place, live_C, other=0.0)
-            invstd_C = tl.load(table_ptr + ghosts * C + place, live_C, other=0.0)
-            slope_C = parameter(weight_ptr, channel_C, live_C, 1.0, WEIGHT) * invstd_C
-            bias_C = parameter(bias_ptr, channel_C, live_C, 0.0, BIAS)
+            mean_C, invstd_C, slope_C, bias_C = read_affine(
+                statistics_ptr, place, ghosts * C, weight_ptr, bias_ptr, channel_C, live_C,
+                WEIGHT, BIAS,
+            )  # fmt: skip
             dot_RC = tl.zeros((R, BC), tl.float32)
             sum_RC = tl.zeros((R, BC), tl.float32)
             first = tile * (SUB * U * R)
             base = base_of(ghost, first, channel, ghost_rows, C, S, PLANES)
             for sub in range(SUB):
-                row_R1U = first + sub * (U * R) + span(U, R)
-                at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
-                keep_RCU = (row_R1U < rows) & live_C[None, :, None]
+                at_RCU, keep_RCU = subtile(first, sub, rows, column_C, live_C, C, S, PLANES, U, R)
                 x_RCU = load(x_ptr + base, at_RCU, keep_RCU, EVEN, True, STREAM)
-                dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, True, STREAM)
+                dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, not RESIDUAL, STREAM)
                 if JOINED:
-                    dy_RCU += load(other_ptr + base, at_RCU, keep_RCU, EVEN, True, STREAM)
+                    dy_RCU += load(other_ptr + base, at_RCU, keep_RCU, EVEN, not RESIDUAL, STREAM)
                 x_RCU -= mean_C[None, :, None]
-                dy_RCU = masked(
+                dy_RCU = relu_grad(
                     dy_RCU, x_RCU, y_ptr + base, at_RCU, keep_RCU, slope_C, bias_C,
-                    EVEN, True, STREAM, RELU, RESIDUAL,
+                    EVEN, False, STREAM, RELU, RESIDUAL,
                 )  # fmt: skip
+                if RESIDUAL:
+                    dy_RCU = keep_soon(dresidual_ptr + base, at_RCU, dy_RCU, keep_RCU, EVEN, STREAM)
                 sum_RC += tl.sum(dy_RCU, 2)
                 dot_RC += tl.sum(dy_RCU * x_RCU, 2)
-            parts = parts_ptr + group.to(tl.int64) * (most_tiles + bundles) * (2 * BC)
+            parts = partial_sums_ptr + group.to(tl.int64) * (most_tiles + bundles) * (2 * BC)
             counter = counters_ptr + 1 + group * (1 + bundles)
             dot_C, sum_C = tl.sum(dot_RC, 0), tl.sum(sum_RC, 0)
-            if arrive(
-                parts, counter, tile, count, most_tiles, dot_C, sum_C, column_C, before, FAN, TREE
-            ):
+            if publish_sums(
+                parts, counter, tile, count, most_tiles, dot_C, sum_C, column_C, runs_before,
+                FAN, TREE,
+            ):  # fmt: skip
                 dot_C, sum_C = add_up_group(parts, count, most_tiles, column_C, live_C, FAN, TREE)
                 tl.store(sums_ptr + place, dot_C * invstd_C, live_C)
                 tl.store(sums_ptr + ghosts * C + place, sum_C, live_C)
                 count_in(counter)
                 block = group % blocks
                 done = counters_ptr + 1 + ghosts * blocks * (1 + bundles) + block
-                if count_in(done) == before * ghosts + ghosts - 1:
+                if count_in(done) == runs_before * ghosts + ghosts - 1:
                     dot_C, sum_C = add_up(
                         sums_ptr, sums_ptr + ghosts * C, ghosts, C, channel_C, live_C, FAN
                     )
-                    tl.store(parameters_ptr + channel_C, dot_C, live_C)
-                    tl.store(parameters_ptr + C + channel_C, sum_C, live_C)
+                    tl.store(dparameters_ptr + channel_C, dot_C, live_C)
+                    tl.store(dparameters_ptr + C + channel_C, sum_C, live_C)
 
         if ticket >= delay:
-            group, tile, count = locate(ticket - delay, ghosts, tiles, last_tiles, blocks)
-            ghost, channel = group // blocks, (group % blocks) * BC
-            rows = tl.where(ghost == ghosts - 1, last_rows, ghost_rows)
+            group, ghost, channel, rows, tile, count = locate(
+                ticket - delay, ghosts, tiles, last_tiles, blocks, ghost_rows, last_rows, BC
+            )
             channel_C, live_C = channel + column_C, channel + column_C < C
             place = ghost * C + channel_C
-            mean_C = tl.load(table_ptr + place, live_C, other=0.0)
-            invstd_C = tl.load(table_ptr + ghosts * C + place, live_C, other=0.0)
-            slope_C = parameter(weight_ptr, channel_C, live_C, 1.0, WEIGHT) * invstd_C
-            bias_C = parameter(bias_ptr, channel_C, live_C, 0.0, BIAS)
+            mean_C, invstd_C, slope_C, bias_C = read_affine(
+                statistics_ptr, place, ghosts * C, weight_ptr, bias_ptr, channel_C, live_C,
+                WEIGHT, BIAS,
+            )  # fmt: skip
             first = tile * (SUB * U * R)
             base = base_of(ghost, first, channel, ghost_rows, C, S, PLANES)
             counter = counters_ptr + 1 + group * (1 + bundles)
-            row_R1U = first + span(U, R)
-            at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
-            keep_RCU = (row_R1U < rows) & live_C[None, :, None]
+            at_RCU, keep_RCU = subtile(first, 0, rows, column_C, live_C, C, S, PLANES, U, R)
             x_next = fetch(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-            dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-            if JOINED:
-                other_next = fetch(other_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-            wait_for(counter, (before + 1) * (rows_to_add(count, FAN, TREE) + 1))
+            if not RESIDUAL:
+                dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                if JOINED:
+                    other_next = fetch(other_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+            wait_for(counter, (runs_before + 1) * (rows_to_add(count, FAN, TREE) + 1))
             scale = 1.0 / rows.to(tl.float32)
             dot_C = tl.load(sums_ptr + place, live_C, other=0.0, cache_modifier=".cg")
             sum_C = tl.load(sums_ptr + ghosts * C + place, live_C, other=0.0, cache_modifier=".cg")
             tilt_C = -slope_C * invstd_C * dot_C * scale
             level_C = -slope_C * sum_C * scale
             for sub in tl.static_range(SUB):
-                row_R1U = first + sub * (U * R) + span(U, R)
-                at_RCU = offsets(row_R1U, first, column_C, C, S, PLANES)
-                keep_RCU = (row_R1U < rows) & live_C[None, :, None]
+                at_RCU, keep_RCU = subtile(first, sub, rows, column_C, live_C, C, S, PLANES, U, R)
                 if sub > 0:
                     x_next = fetch(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-                    dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                    if not RESIDUAL:
+                        dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                        if JOINED:
+                            other_next = fetch(
+                                other_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM
+                            )
+                if RESIDUAL:
+                    dy_RCU = read_back(dresidual_ptr + base, at_RCU, keep_RCU, EVEN)
+                    x_RCU = x_next.to(tl.float32) - mean_C[None, :, None]
+                else:
+                    x_RCU = x_next.to(tl.float32) - mean_C[None, :, None]
+                    dy_RCU = dy_next.to(tl.float32)
                     if JOINED:
-                        other_next = fetch(other_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-                x_RCU = x_next.to(tl.float32) - mean_C[None, :, None]
-                dy_RCU = dy_next.to(tl.float32)
-                if JOINED:
-                    dy_RCU += other_next.to(tl.float32)
-                dy_RCU = masked(
-                    dy_RCU, x_RCU, y_ptr + base, at_RCU, keep_RCU, slope_C, bias_C,
-                    EVEN, False, STREAM, RELU, RESIDUAL,
-                )  # fmt: skip
+                        dy_RCU += other_next.to(tl.float32)
+                    dy_RCU = relu_grad(
+                        dy_RCU, x_RCU, y_ptr + base, at_RCU, keep_RCU, slope_C, bias_C,
+                        EVEN, False, STREAM, RELU, False,
+                    )  # fmt: skip
                 dx_RCU = x_RCU * tilt_C[None, :, None] + level_C[None, :, None]
                 dx_RCU += dy_RCU * slope_C[None, :, None]
                 store(dx_ptr + base, at_RCU, dx_RCU, keep_RCU, EVEN, STREAM)
-                if RESIDUAL:
-                    store(dresidual_ptr + base, at_RCU, dy_RCU, keep_RCU, EVEN, STREAM)
 
-        ticket = draw(counters_ptr, draws)[0] if LOOP else total + delay
+        ticket = next_ticket(counters_ptr, tickets_per_run)[0] if LOOP else total + delay
 
 
 # ---------------------------------------------------------------------------------------- autograd
@@ -204,62 +212,78 @@ class JoinedNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, residual: Tensor | None, layer: GhostBatchNorm, *_: Any
     ) -> Any:
         """Return the result, and the same memory again."""
-        make_store(x.device)
-        moving = Buffers(
-            layer.running_mean, layer.running_var, layer.num_batches_tracked,
-            layer.momentum, layer.running,
-        )  # fmt: skip
-        y, table = fused.forward(
-            x, layer.weight, layer.bias, layer.ghost, layer.eps, "relu", residual, moving
-        )
-        ctx.layer = layer
-        ctx.save_for_backward(x, table, None if residual is None else y)
+        BACKEND.prepare(x.device)
+        call = NormCall(x, layer.weight, layer.bias, layer.ghost, layer.eps, "relu", residual)
+        mean, var, tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
+        running = None
+        if mean is not None and var is not None:
+            running = RunningStats(mean, var, tracked, layer.momentum, layer.running)
+        y, statistics = BACKEND.forward(call, running)
+        ctx.call = call._replace(x=None, residual=None)
+        ctx.save_for_backward(x, statistics, None if residual is None else y)
         ctx.set_materialize_grads(False)
-        return y, y.new_empty(0).set_(y)
+        return y, y.new_empty(0).set_(y)  # type: ignore[call-overload]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, other: Tensor | None) -> Any:
         """Return the gradients of x, residual, weight and bias."""
-        x, table, y = ctx.saved_tensors
+        x, statistics, y = ctx.saved_tensors
         if dy is None:
             dy, other = other, None
         if dy is None:
             return None, None, None, None, None
-        dx, dresidual, parameters = backward(ctx.layer, dy, other, x, table, y)
+        call = ctx.call._replace(x=x)
+        dx, dresidual, parameters = backward(call, statistics, dy, other, y)
         return dx, dresidual, None, parameters[0], parameters[1]
 
 
+def settings_for(call: NormCall, residual: bool) -> Tuning:
+    """Return the settings: with a residual, eight vectors per thread do not fit its registers."""
+    x = call.x
+    chosen = tuning(tuple(x.shape), x.dtype, not in_rows(x), True, call.ghost)
+    if residual and chosen.vectors > 4:
+        return replace(chosen, vectors=4, subtiles=2 * chosen.subtiles, registers=128)
+    return chosen
+
+
 def backward(
-    layer: GhostBatchNorm,
+    call: NormCall,
+    statistics: Tensor,
     dy: Tensor,
     other: Tensor | None,
-    x: Tensor,
-    table: Tensor,
     y: Tensor | None,
     settings: Tuning | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the gradients of x, of the residual if ``y`` is given, and of weight and bias."""
-    dy = as_dense_as(x, dy)
-    other = None if other is None else as_dense_as(x, other)
-    cut = fused.plan_for(x, layer.ghost, settings, backward=True)
+    x = call.x
+    settings = settings or settings_for(call, y is not None)
+    plan = make_plan(
+        tuple(x.shape), x.dtype, not in_rows(x), call.ghost, settings, _multiprocessors(x.device)
+    )
     dx = torch.empty_like(x)
     dresidual = None if y is None else torch.empty_like(x)
-    sums, parameters = torch.empty_like(table[:2]), table.new_empty(2, x.shape[1])
-    parts, counters = fused._scratch(x, cut)
-    missing = x  # never read
-    fused._launch(
+    dparameters = statistics.new_empty(2, x.shape[1])
+    _launch(
         backward_kernel,
-        cut,
-        *(dy, missing if other is None else other, x, missing if y is None else y, dx),
-        *(missing if dresidual is None else dresidual, layer.weight, layer.bias),
-        *(table, sums, parameters, parts, counters),
+        plan,
+        dy_ptr=as_dense_as(x, dy),
+        other_ptr=x if other is None else as_dense_as(x, other),  # x in places that are not read
+        x_ptr=x,
+        y_ptr=x if y is None else y,
+        dx_ptr=dx,
+        dresidual_ptr=x if dresidual is None else dresidual,
+        weight_ptr=call.weight,
+        bias_ptr=call.bias,
+        statistics_ptr=statistics,
+        sums_ptr=torch.empty_like(statistics[:2]),
+        dparameters_ptr=dparameters,
         WEIGHT=True,
         BIAS=True,
         RESIDUAL=y is not None,
         RELU=True,
         JOINED=other is not None,
     )
-    return dx, dresidual, parameters
+    return dx, dresidual, dparameters
 
 
 def joined_norm(layer: GhostBatchNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:

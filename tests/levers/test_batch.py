@@ -11,6 +11,7 @@ if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels are not interpreted", allow_module_level=True)
 
 from batch import BatchMaker
+from fold import column_width, columns
 
 
 @pytest.mark.parametrize("width", [3, 4])
@@ -32,3 +33,20 @@ def test_a_batch_is_cropped_flipped_and_normalised_as_the_package_does(size, wid
     assert_close(maker.x[:, :3], exact, check_stride=False)
     assert not maker.x[:, 3:].any()
     assert torch.equal(maker.y, labels[chosen])
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_patches_are_those_of_the_batch(kernel):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (9, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels, mean, deviation = torch.arange(9), torch.full((3,), 120.0), torch.full((3,), 60.0)
+    rest = (images, labels, mean, deviation, PadCropFlip(pad=2, fill=7), 5)
+    plain = BatchMaker(*rest, 3, torch.float32)
+    patches = BatchMaker(*rest, column_width(3, kernel), torch.float32, kernel)
+    draws = plain.draw(generator)
+    for maker in (plain, patches):
+        maker.draws.copy_(draws)
+        maker.make()
+    assert_close(patches.x, columns(plain.x, kernel))
+    assert torch.equal(patches.y, plain.y)

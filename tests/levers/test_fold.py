@@ -10,9 +10,11 @@ from fold import (
     Fold,
     FoldedConv2d,
     Shape,
+    columns,
     fold_convolutions,
     fold_weights,
     folded_conv2d,
+    take_columns,
     unfold_convolutions,
 )
 from torch import Tensor, nn
@@ -120,3 +122,13 @@ def test_autocast_casts_the_folded_weights():
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
     assert model[0].weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_a_first_layer_takes_images_or_their_patches(kernel):
+    model = nn.Sequential(nn.Conv2d(3, 8, kernel, padding=kernel // 2)).double()
+    twin = copy.deepcopy(model)
+    take_columns(model, {Shape(3, 8, kernel, 1)})
+    x = draw(2, 3, 6, 6)
+    for input_ in (x, columns(x, kernel)):
+        assert_close(model(input_), twin(x), rtol=1e-12, atol=1e-12, check_stride=False)

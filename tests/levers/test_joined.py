@@ -19,7 +19,8 @@ from ghostbatch.nn.networks import _residual
 def test_a_residual_network_has_the_same_loss_gradients_and_statistics(monkeypatch):
     monkeypatch.setenv("GHOSTBATCH_KERNELS", "interpret")
     torch.manual_seed(0)
-    model = gb.to_ghost(_residual(5, 3, depth=2, widths=(4, 8)), 4)
+    # On CPUs, 1x1 convolutions with stride 2 of 4 channels corrupt the heap in torch 2.13.
+    model = gb.to_ghost(_residual(5, 3, depth=2, widths=(16, 32)), 4)
     twin = copy.deepcopy(model)
     join_gradients(model)
     x = torch.randn(8, 3, 6, 6).contiguous(memory_format=torch.channels_last)

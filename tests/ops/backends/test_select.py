@@ -40,7 +40,7 @@ def selected(x, **options):
         ("0", torch.float32, TENSOR),
         ("interpret", torch.float64, TENSOR),
     ],
-    ids=str,
+    ids=["by default", "bf16", "fp64", "fp16", "switched off", "for the interpreter"],
 )
 def test_a_cpu_tensor_gets_the_c_kernels_for_their_dtypes_unless_switched_off(
     switch, dtype, backend, monkeypatch

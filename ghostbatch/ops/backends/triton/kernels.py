@@ -51,6 +51,7 @@ from ghostbatch.ops.backends.triton.primitives import (
     store,
     subtile,
     wait_for,
+    write_statistics,
 )
 from ghostbatch.ops.backends.triton.running import update_running_stats
 
@@ -59,16 +60,6 @@ COUNTS = [
     *("tickets_per_run", "aligned", "tracked_step"),
 ]
 """Numbers for whose values no code is specialised, so another batch size compiles nothing."""
-
-
-@triton.jit
-def write_statistics(place_C, stride, n, sum_C, square_C, shift_C, eps, live_C):
-    """Store the statistics of a group of ``n`` rows, from sums of x - shift and its square."""
-    about_C = sum_C / n
-    variance_C = tl.maximum(square_C / n - about_C * about_C, 0.0)
-    tl.store(place_C, shift_C + about_C, live_C)
-    tl.store(place_C + stride, 1.0 / tl.sqrt_rn(variance_C + eps), live_C)
-    tl.store(place_C + 2 * stride, variance_C * (n / (n - 1.0)), live_C)
 
 
 @triton.jit(do_not_specialize=COUNTS)

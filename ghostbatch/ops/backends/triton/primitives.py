@@ -131,6 +131,16 @@ def publish_sums(
 
 
 @triton.jit
+def write_statistics(place_C, stride, n, sum_C, square_C, shift_C, eps, live_C):
+    """Store the statistics of a group of ``n`` rows, from sums of x - shift and its square."""
+    about_C = sum_C / n
+    variance_C = tl.maximum(square_C / n - about_C * about_C, 0.0)
+    tl.store(place_C, shift_C + about_C, live_C)
+    tl.store(place_C + stride, 1.0 / tl.sqrt_rn(variance_C + eps), live_C)
+    tl.store(place_C + 2 * stride, variance_C * (n / (n - 1.0)), live_C)
+
+
+@triton.jit
 def base_of(ghost, first, channel, ghost_rows, C, S: tl.constexpr, PLANES: tl.constexpr):
     """Return where row ``first`` of a ghost begins, in 64 bits: batches exceed 2**31 values."""
     start = ghost.to(tl.int64) * ghost_rows * C
