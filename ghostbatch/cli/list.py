@@ -1,8 +1,7 @@
 """``ghostbatch list``: every name that the other commands take."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ghostbatch.cli.flags import parse
 from ghostbatch.data import DATASETS
@@ -18,19 +17,15 @@ class NoOptions:
 def command(argv: Sequence[str]) -> None:
     """Print each name with the first line of its docstring."""
     parse(NoOptions, argv, "list")
-    mark = dict.fromkeys(PROVISIONAL, " (provisional)")
-    described = (
-        ("recipes", {n: _first_line(make) + mark.get(n, "") for n, make in RECIPES.items()}),
-        ("studies", {name: _first_line(make) for name, make in STUDIES.items()}),
-        ("networks", {name: _first_line(make) for name, make in MODELS.items()}),
-        ("data sets", {name: _first_line(make) for name, make in DATASETS.items()}),
+    tables = (
+        ("recipes", RECIPES),
+        ("studies", STUDIES),
+        ("networks", MODELS),
+        ("data sets", DATASETS),
     )
-    width = max(len(name) for _, entries in described for name in entries)
-    for title, entries in described:
+    width = max(len(name) for _, table in tables for name in table)
+    for title, table in tables:
         print(title)
-        for name, line in entries.items():
-            print(f"  {name:<{width}} {line}")
-
-
-def _first_line(thing: Callable[..., Any]) -> str:
-    return (thing.__doc__ or "").strip().split("\n")[0]
+        for name, make in table.items():
+            line = (make.__doc__ or "").strip().split("\n")[0]
+            print(f"  {name:<{width}} {line}{' (provisional)' if name in PROVISIONAL else ''}")

@@ -63,4 +63,4 @@ def _seeds(text: str) -> list[int]:
     try:
         return list(dict.fromkeys(int(seed) for seed in text.split(",")))
     except ValueError:
-        raise InputError("seeds", f"{text!r} is no list", "give whole numbers: 0,1,2") from None
+        raise InputError("seeds", f"{text!r} is not a list", "give whole numbers: 0,1,2") from None

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ghostbatch.diagnostics import DiffusionFit, fit_diffusion
-from ghostbatch.errors import InputError
+from ghostbatch.errors import check_choice
 from ghostbatch.files import atomic_file
 from ghostbatch.report.runs import Group, Results
 from ghostbatch.study import Row
@@ -82,9 +82,7 @@ def draw_figures(results: Results, folder: Path) -> list[Plot]:
     drawn = {row: groups for row, groups in drawn.items() if groups}
     for row, groups in drawn.items():
         for kind in results.study.rows.get(row, Row({})).figures:
-            if kind not in KINDS:
-                remedy = f"choose from {', '.join(KINDS)}"
-                raise InputError("figures", f"{kind!r} of row {row} is unknown", remedy)
+            check_choice(f"figures of row {row}", kind, KINDS)
             plot, name = KINDS[kind](groups), kind
             if len(drawn) > 1:
                 plot = replace(plot, caption=f"{row}: {plot.caption}")

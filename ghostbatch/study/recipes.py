@@ -41,6 +41,7 @@ def f1_mnist() -> Recipe:
     """F1 on MNIST, the paper's smallest row.
 
     Command: ``ghostbatch train f1-mnist``.
+    Cost: 3 million images.
     The paper: SB 98.27, LB 97.05, +LR 97.55, +GBN 97.60, +RA 98.53 %.
     """
     regime = Regime(lr=0.1, epochs=50, drops=((10, 0.01), (20, 1e-3), (30, 1e-4)))
@@ -51,6 +52,7 @@ def c1_cifar10() -> Recipe:
     """C1, two convolutions and two hidden layers, on CIFAR-10.
 
     Command: ``ghostbatch train c1-cifar10``.
+    Cost: 10 million images.
     The paper: SB 87.80, LB 83.95, +LR 86.15, +GBN 86.4, +RA 88.20 %.
     """
     return small_batch("c1", "cifar10", 128, FIRST_GUESS, augment=True)
@@ -60,6 +62,7 @@ def resnet44_cifar10() -> Recipe:
     """ResNet44 on CIFAR-10, the network of the paper's figures.
 
     Command: ``ghostbatch train resnet44-cifar10``.
+    Cost: 10 million images.
     The paper: SB 92.83, LB 86.10, +LR 89.30, +GBN 90.50, +RA 93.07 %.
     """
     regime = Regime(lr=0.1, epochs=200, drops=((81, 0.01), (122, 1e-3), (164, 1e-4)))
@@ -70,6 +73,7 @@ def vgg_cifar10() -> Recipe:
     """VGG on CIFAR-10.
 
     Command: ``ghostbatch train vgg-cifar10``.
+    Cost: 10 million images.
     The paper: SB 92.30, LB 84.1, +LR 88.6, +GBN 91.50, +RA 93.03 %.
     """
     return replace(c1_cifar10(), model="vgg")
@@ -79,6 +83,7 @@ def c3_cifar100() -> Recipe:
     """C3, which is C1 with a hundred classes, on CIFAR-100.
 
     Command: ``ghostbatch train c3-cifar100``.
+    Cost: 10 million images.
     The paper: SB 61.25, LB 51.50, +LR 57.38, +GBN 57.5, +RA 63.20 %.
     """
     return replace(c1_cifar10(), model="c3", data="cifar100")
@@ -88,6 +93,7 @@ def wresnet16_4_cifar100() -> Recipe:
     """WResNet16-4 on CIFAR-100; its small batch is 256.
 
     Command: ``ghostbatch train wresnet16-4-cifar100``.
+    Cost: 10 million images.
     The paper: SB 73.70, LB 68.15, +LR 69.05, +GBN 71.20, +RA 73.57 %.
 
     The authors' code differs: its last drop is to 1e-4 at epoch 140, and its weight decay is 1e-4.
@@ -101,6 +107,7 @@ def alexnet_imagenet() -> Recipe:
     """AlexNet on ImageNet; weight decay ends at epoch 15.
 
     Command: ``ghostbatch train alexnet-imagenet``.
+    Cost: 38 million images.
     The paper: SB 57.10, LB 41.23, +LR 53.25, +GBN 54.92, +RA 59.5 %, where LB and +LR are at 2048
     and the others at 4096; at 8192 +GBN is 53.93 and +RA 59.5 %.
     """

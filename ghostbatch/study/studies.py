@@ -6,7 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from ghostbatch.data import find_info
-from ghostbatch.errors import InputError
+from ghostbatch.errors import check_choice
 from ghostbatch.optim import Regime
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.study.instruments import Instrument
@@ -100,10 +100,7 @@ class Study:
         A column that one of the chosen columns follows is chosen too.
         """
         for column in only or ():
-            if column not in self.columns:
-                known = ", ".join(self.columns)
-                remedy = f"choose from {known}" if known else f"leave it out: {self.name} has none"
-                raise InputError("columns", f"{column!r} is unknown", remedy)
+            check_choice("columns", column, self.columns)
         cells = []
         for name, row in self.rows.items():
             chosen = set(row.columns) & set(only or row.columns)

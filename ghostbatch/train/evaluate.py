@@ -14,12 +14,12 @@ def evaluate(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
     autocast: torch.autocast,
-    device: torch.device,
     ranks: Ranks,
 ) -> tuple[float, float]:
     """Return mean loss and accuracy in percent over all ranks' batches; keep the model's mode."""
     training = model.training
     model.eval()
+    device = next(model.parameters()).device
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # of losses, correct answers, samples
     for images, labels in batches:
         with autocast:

@@ -47,9 +47,7 @@ class Journal:
         """Evaluate on the test set, record and return the result."""
         batches = self.feed.test_batches(start=self.ranks.rank, step=self.ranks.world)
         arithmetic = autocast(self.plan.recipe, self.state.device)
-        loss, accuracy = evaluate(
-            self.state.model, batches, arithmetic, self.state.device, self.ranks
-        )
+        loss, accuracy = evaluate(self.state.model, batches, arithmetic, self.ranks)
         self._validation = self._write(split="validation", loss=loss, accuracy=accuracy)
         return self._validation
 

@@ -222,9 +222,9 @@ def test_with_kernels_a_plain_norm_is_measured_as_one_large_ghost(monkeypatch):
         seen.append(tuple(type(layer).__name__ for layer in m))
         return BatchedLoss(inputs, labels, batch=6)(m)
 
-    monkeypatch.setattr(scan, "kernels_serve", lambda _: False)
+    monkeypatch.setattr(scan, "has_kernels", lambda _: False)
     expected = random_potential(model, loss, radius=1, samples=3)
-    monkeypatch.setattr(scan, "kernels_serve", lambda weight: weight.dtype == torch.float32)
+    monkeypatch.setattr(scan, "has_kernels", lambda weight: weight.dtype == torch.float32)
     found = random_potential(model, loss, radius=1, samples=3)
     assert found.losses == pytest.approx(expected.losses, rel=1e-5)
     assert (

@@ -44,6 +44,7 @@ def test_clipping_by_grad_scale_and_skipping_by_found_inf_is_what_fused_sgd_does
         assert_close(mine, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_all_levers_together_train_as_eager_code_does(network, monkeypatch):
     monkeypatch.setenv("GHOSTBATCH_KERNELS", "interpret")

@@ -242,6 +242,7 @@ def test_other_norms_are_not_touched():
 # ---------------------------------------------------------------------------- other people's models
 
 
+@pytest.mark.slow
 def test_every_torchvision_classifier_converts_in_all_its_norms_and_back(torchvision, monkeypatch):
     models = torchvision.models
     params, converted = models.regnet.BlockParams, []

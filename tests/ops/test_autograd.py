@@ -61,6 +61,8 @@ def test_a_forward_that_checkpointing_runs_again_counts_once(reentrant, options)
 
 
 def test_a_compiled_layer_that_checkpointing_runs_again_counts_once():
+    if torch.cuda.is_available():
+        torch.cuda.init()  # `checkpoint` refuses a forward that starts CUDA
     found = []
     for again in (False, True):
         model, x = network(), draw(9, 2, 3, 3).requires_grad_()

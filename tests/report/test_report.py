@@ -113,7 +113,7 @@ def test_study_json_decides_the_figures_and_notes(folder, declared):
 
 def test_an_unknown_figure_in_study_json_is_refused(folder, declared):
     declared(["SB"], seeds=(0,), figures=("pie",))
-    with pytest.raises(InputError, match=r"^figures: 'pie' of row f1-digits is unknown; choose"):
+    with pytest.raises(InputError, match=r"^figures of row f1-digits: 'pie' is unknown; choose"):
         write_report(folder)
 
 

@@ -88,9 +88,8 @@ def assert_same(out: Path, whole: Path, outcome) -> None:
         assert outcome(out / cell) == outcome(whole / cell), column
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_study_continues_and_ends_bit_identical(how, whole, tmp_path, outcome):
     dice = random.Random(how)  # noqa: S311 (not for secrets)
     kill_at(tmp_path, how, after=3.5 + 2 * dice.random())

@@ -62,7 +62,7 @@ def test_unknown_names_are_refused_with_those_that_exist():
         find_study("slow")
     with pytest.raises(InputError, match=r"^recipe: 'f9' is unknown; choose one of f1-digits"):
         find_recipe("f9")
-    with pytest.raises(InputError, match=r"^columns: '\+XX' is unknown; choose from SB, LB"):
+    with pytest.raises(InputError, match=r"^columns: '\+XX' is unknown; choose one of SB, LB"):
         find_study("quick").cells(["SB", "+XX"])
 
 
