@@ -1,10 +1,10 @@
 """Ghost norm in tensor code, for any device and dtype.
 
-Shapes: K ghosts, G samples of a ghost, C channels, S pixels, R = G S rows. A piece of the batch is
-viewed as (K, R, C) if the batch is in rows, as (K, G, C, S) if it is in planes.
+Shapes: K ghosts, G samples of a ghost, C channels, S pixels, R = G S rows. One ghost is viewed as
+(R, C) if the batch is in rows, as (G, C, S) if it is in planes; several have K in front.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import Any
 
@@ -17,11 +17,17 @@ from ghostbatch.ops.reference import ghost_sizes
 from ghostbatch.ops.running.stats import RunningStats
 
 GHOST_BY_GHOST = ("cpu",)
-"""Devices where a piece is one ghost, which fits the cache; elsewhere it is all of one size."""
+"""Devices on which each ghost is a call of its own, because it fits the cache."""
+
+FAR = 10.0
+"""Deviations between zero and a channel's mean up to which PyTorch's CPU statistics are used.
+
+PyTorch sums in fp32 one by one, so its mean is good to three digits. Up to here that leaves the
+variance good to four."""
 
 
 class TensorBackend(Backend):
-    """A few tensor operations on each piece of a batch."""
+    """PyTorch's own batch norm on each ghost, on a CPU; elsewhere tensor code on all ghosts."""
 
     name = "tensor code"
     recomputes_relu_mask = False
@@ -34,58 +40,104 @@ class TensorBackend(Backend):
     def normalise(
         self, call: NormCall, y: Tensor, statistics: Tensor, running: RunningStats | None
     ) -> None:
-        """As `Backend.normalise`: mean, variance about the mean, result."""
+        """As `Backend.normalise`."""
         del running  # left to the caller
-        weight, bias = _parameters(call, statistics)
-        room = None
-        for (mean, invstd, variance), x, out, residual in _pieces(
-            call, statistics, call.x, y, call.residual
-        ):
-            count = x[0].numel() // len(weight)
-            torch.div(_sum(x, mean.dtype), count, out=mean)
-            centred = room = _centred(x, mean, room)
-            exact = out.dtype == centred.dtype
-            squares = torch.mul(centred, centred, out=out if exact else None)
-            torch.div(_sum(squares, mean.dtype), count, out=variance)
-            torch.rsqrt(variance + call.eps, out=invstd)
-            variance.mul_(count / (count - 1))
-            result = torch.mul(centred, _spread(weight * invstd, x), out=out if exact else centred)
-            result.add_(_spread(bias[None], x))
-            if residual is not None:
-                result.add_(residual)
-            if call.activation == "relu":
-                result.relu_()
-            if not exact:
-                out.copy_(result)
+        if call.x.device.type in GHOST_BY_GHOST:
+            _normalise(call, y, statistics.zero_(), _by_pytorch)
+            far = torch.linalg.vector_norm(statistics[0] * statistics[1], torch.inf)
+            if far <= FAR:
+                return
+        _normalise(call, y, statistics, _in_two_passes)
 
     def differentiate(self, call: NormCall, grads: Backward) -> None:
-        """As `Backend.differentiate`: two sums over each ghost, then dx."""
+        """As `Backend.differentiate`."""
         weight, bias = _parameters(call, grads.statistics)
-        # Mean, invstd, and the sums over each ghost of dy xhat and of dy.
-        table = torch.cat([grads.statistics[:2], torch.empty_like(grads.statistics[:2])])
-        room = None
-        for (mean, invstd, dot, total), x, dy, y, dx, dresidual in _pieces(
-            call, table, call.x, grads.dy, grads.y, grads.dx, grads.dresidual
-        ):
-            count = x[0].numel() // len(weight)
-            gain = weight * invstd
-            centred = room = _centred(x, mean, room)
+        one_ghost = call.x.device.type in GHOST_BY_GHOST
+        work = _grad_by_pytorch if one_ghost else _grad_in_two_passes
+        views = (grads.statistics[:2], call.x, grads.dy, grads.y, grads.dx, grads.dresidual)
+        sums = []
+        for (mean, invstd), x, dy, y, dx, dresidual in _pieces(call, *views, one_ghost=one_ghost):
             passed = dy
             if call.activation == "relu":
-                result = centred * _spread(gain, x) + _spread(bias[None], x) if y is None else y
+                result = y
+                if y is None:
+                    result = (x - _spread(mean, x)) * _spread(weight * invstd, x)
+                    result.add_(_spread(bias.expand_as(mean), x))
                 passed = torch.ops.aten.threshold_backward(dy, result.to(dy.dtype), 0)
                 if dresidual is not None:
                     dresidual.copy_(passed)
-            exact = dx.dtype == centred.dtype
-            products = torch.mul(centred, passed, out=dx if exact else None)
-            torch.mul(_sum(products, mean.dtype), invstd, out=dot)
-            total.copy_(_sum(passed, mean.dtype))
-            slope, level = gain * invstd * dot / -count, gain * total / -count
-            wide = torch.mul(centred, _spread(slope, x), out=dx if exact else centred)
-            wide.add_(_spread(level, x)).addcmul_(passed, _spread(gain, x))
-            if not exact:
-                dx.copy_(wide)
-        torch.sum(table[2:], 1, out=grads.dparameters)
+            sums.append(work(x, passed, dx, mean, invstd, weight))
+        for target, parts in zip(grads.dparameters, zip(*sums, strict=True), strict=True):
+            torch.sum(torch.stack(parts), 0, out=target)
+
+
+def _normalise(call: NormCall, y: Tensor, statistics: Tensor, work: Callable[..., None]) -> None:
+    """Write y and the statistics piece by piece; ``work`` normalises a piece."""
+    weight, bias = _parameters(call, statistics)
+    views = (statistics, call.x, y, call.residual)
+    for part, x, out, residual in _pieces(call, *views, one_ghost=work is _by_pytorch):
+        result = out if out.dtype == part.dtype else torch.empty_like(out, dtype=part.dtype)
+        work(x, result, part, weight, bias, call.eps)
+        if residual is not None:
+            result.add_(residual)
+        if call.activation == "relu":
+            result.relu_()
+        if result is not out:
+            out.copy_(result)
+
+
+def _by_pytorch(
+    x: Tensor, result: Tensor, part: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> None:
+    """Normalise one ghost by PyTorch's batch norm.
+
+    Its "running" statistics, 0 before and with momentum 1, are the ghost's own; the variance is
+    unbiased.
+    """
+    mean, invstd, variance = part
+    x, found = x.to(part.dtype), (result, mean, invstd)
+    torch.native_batch_norm(x, weight, bias, mean, variance, True, 1.0, eps, out=found)
+
+
+def _in_two_passes(
+    x: Tensor, result: Tensor, part: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> None:
+    """Normalise all ghosts of a piece: mean, variance about the mean, result."""
+    mean, invstd, variance = part
+    count = x[0].numel() // len(weight)
+    torch.div(_sum(x, mean.dtype), count, out=mean)
+    centred = torch.sub(x, _spread(mean, x), out=torch.empty_like(result))
+    squares = torch.mul(centred, centred, out=result)
+    torch.div(_sum(squares, mean.dtype), count, out=variance)
+    torch.rsqrt(variance + eps, out=invstd)
+    variance.mul_(count / (count - 1))
+    torch.mul(centred, _spread(weight * invstd, x), out=result).add_(_spread(bias[None], x))
+
+
+def _grad_by_pytorch(
+    x: Tensor, dy: Tensor, dx: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write dx of one ghost; return the sums (C,) of dy xhat and of dy."""
+    running = (None, None)
+    found, dot, total = torch.ops.aten.native_batch_norm_backward(
+        *(dy.to(mean.dtype), x.to(mean.dtype), weight, *running, mean, invstd),
+        *(True, 0.0, [True, True, True]),  # in training mode; eps, unused; all three gradients
+    )
+    dx.copy_(found)
+    return dot, total
+
+
+def _grad_in_two_passes(
+    x: Tensor, dy: Tensor, dx: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write dx of all ghosts of a piece; return the sums (C,) of dy xhat and of dy."""
+    count, gain = x[0].numel() // len(weight), weight * invstd
+    centred = x - _spread(mean, x)
+    dot, total = _sum(centred * dy, mean.dtype) * invstd, _sum(dy, mean.dtype)
+    slope, level = gain * invstd * dot / -count, gain * total / -count
+    centred.mul_(_spread(slope, x)).add_(_spread(level, x)).addcmul_(dy, _spread(gain, x))
+    dx.copy_(centred)
+    return dot.sum(0), total.sum(0)
 
 
 def _parameters(call: NormCall, statistics: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,44 +149,41 @@ def _parameters(call: NormCall, statistics: Tensor) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
-def _pieces(call: NormCall, table: Tensor, *batches: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Yield, for each piece of the batch, views of ``table`` (..., K, C) and of the batches."""
+def _pieces(
+    call: NormCall, table: Tensor, *batches: Tensor | None, one_ghost: bool
+) -> Iterator[tuple[Any, ...]]:
+    """Yield views of ``table`` (..., K, C) and of the batches: one ghost, or all of one size."""
     sizes = ghost_sizes(call.x.shape[0], call.ghost)
     counts = [1] * len(sizes)
-    if call.x.device.type not in GHOST_BY_GHOST:
+    if not one_ghost:
         even = len(sizes) if sizes[0] == sizes[-1] else len(sizes) - 1
         counts = [even, len(sizes) - even] if even < len(sizes) else [even]
         sizes = (even * sizes[0], sizes[-1])[: len(counts)]
-    rows = in_rows(call.x)
-    views: list[Any] = [table.split(counts, -2)]
+    rows, (samples, channels) = in_rows(call.x), call.x.shape[:2]
+    lengths = [size * call.x[0, 0].numel() for size in sizes] if rows else list(sizes)
+    views: list[Any] = [table.unbind(-2) if one_ghost else table.split(counts, -2)]
     for batch in batches:
         if batch is None:
-            views.append(repeat(None, len(counts)))
-        else:
-            pieces = zip(batch.split(sizes), counts, strict=True)
-            views.append(_by_ghost(piece, count, rows) for piece, count in pieces)
+            views.append(repeat(None, len(sizes)))
+            continue
+        flat = (
+            batch.movedim(1, -1).view(-1, channels) if rows else batch.view(samples, channels, -1)
+        )
+        pieces = flat.split(lengths)
+        if not one_ghost:
+            pieces = [
+                piece.unflatten(0, (count, -1)) for piece, count in zip(pieces, counts, strict=True)
+            ]
+        views.append(pieces)
     return zip(*views, strict=True)
 
 
-def _by_ghost(x: Tensor, count: int, rows: bool) -> Tensor:
-    """View the samples of ``count`` ghosts as (K, R, C) or (K, G, C, S)."""
-    if rows:
-        return x.movedim(1, -1).view(count, -1, x.shape[1])
-    return x.view(count, x.shape[0] // count, x.shape[1], -1)
-
-
-def _centred(x: Tensor, mean_KC: Tensor, room: Tensor | None) -> Tensor:
-    """Return ``x - mean`` in the dtype of the mean, in the memory of ``room`` if that fits."""
-    if room is None or room.shape != x.shape:
-        room = torch.empty_like(x, dtype=mean_KC.dtype)
-    return torch.sub(x, _spread(mean_KC, x), out=room)
-
-
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum over each ghost: (K, C)."""
+    """Sum over each of several ghosts: (K, C)."""
     return x.sum(1, dtype=dtype) if x.dim() == 3 else x.sum((1, 3), dtype=dtype)
 
 
-def _spread(values_KC: Tensor, like: Tensor) -> Tensor:
-    """View (K, C) so that it broadcasts over a piece."""
-    return values_KC.unsqueeze(1) if like.dim() == 3 else values_KC[:, None, :, None]
+def _spread(values: Tensor, like: Tensor) -> Tensor:
+    """View (C,) or (K, C) so that it broadcasts over one ghost or several."""
+    rows = like.dim() == values.dim() + 1
+    return values.unsqueeze(-2) if rows else values.unsqueeze(-2).unsqueeze(-1)
