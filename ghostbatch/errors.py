@@ -33,7 +33,7 @@ def check_choice(field: str, value: str, choices: Collection[str], *more: str) -
 
 
 def check_positive(**numbers: int | None) -> None:
-    """Refuse numbers below 1, by name; None passes."""
+    """Raise `InputError` if a number is below 1; None is allowed."""
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise InputError(name, f"{value} is below 1", "use 1 or more")

@@ -9,23 +9,28 @@ from typing import IO
 
 from ghostbatch.errors import InputError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 @contextmanager
 def atomic_file(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]:
-    """Write a file that appears under its name only when all of it is on the disk.
+    """Yield a binary file that replaces ``path`` only when it is completely on disk.
 
     The file that had the name before is kept as ``previous``, if that is given. At every moment
     one of the two is complete.
     """
     partial = path.with_name(path.name + ".partial")
-    with naming(path):
+    with errors_name(path):
         try:
             with partial.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            partial.unlink(missing_ok=True)  # a full disk needs the room
+            partial.unlink(missing_ok=True)  # on a full disk, free its space
             raise
         if previous is not None and path.exists():
             path.replace(previous)
@@ -39,7 +44,7 @@ def atomic_file(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def errors_name(path: Path) -> Iterator[None]:
     """Re-raise an operating system error with the name of the file that it is about.
 
     On a full disk torch.save raises a RuntimeError about positions in the file; the operating
@@ -53,11 +58,6 @@ def naming(path: Path) -> Iterator[None]:
             raise
         raise OSError(cause.errno, cause.strerror, str(path)) from None
 
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _held: set[int] = set()
 """Descriptors of the locks that this process holds."""

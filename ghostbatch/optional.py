@@ -1,4 +1,4 @@
-"""Imports of libraries that a user may not have installed, with one clear error where they lack."""
+"""Imports of optional libraries, with one clear error if they are missing."""
 
 import sys
 from importlib import import_module

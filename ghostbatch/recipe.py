@@ -29,14 +29,14 @@ Precision = Literal["fp32", "bf16", "fp64"]
 LATEST = 2
 """With hold "distance", a phase ends after at most this multiple of the reference's updates.
 
-The last phase has as many updates as the reference's; so has a phase in which the reference's
-distance hardly grew.
+The last phase, and any in which the reference's distance hardly grew, has exactly the reference's
+updates.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One run. Where it runs (device, folder, threads) is an argument of `train` instead."""
+    """Everything that decides the numbers of one run; `train` takes the device and the folder."""
 
     model: str
     """Network: a name of ours, torchvision:NAME, timm:NAME or python:MODULE:FUNCTION."""
@@ -112,8 +112,7 @@ class Recipe:
             )
         if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
             raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
-        if self.optimizer.nesterov and not self.regime.momentum:
-            raise InputError("optimizer.nesterov", "needs momentum", "set regime.momentum")
+        self.optimizer.check(self.regime)
 
     def _check_reference(self) -> None:
         if self.hold != "distance":
@@ -175,7 +174,7 @@ class Recipe:
     def differences(self, written: dict[str, Any]) -> list[str]:
         """Return the names of the fields in which a recipe from `as_dict` differs from this one.
 
-        A field that was added since has its default there, so old run folders stay valid.
+        A field that ``written`` lacks counts as its default, so old run folders stay valid.
         """
         theirs = Recipe.from_dict(written)
         names = (each.name for each in fields(self))
@@ -189,7 +188,7 @@ class Plan:
     recipe: Recipe
     samples: int
     regime: Regime
-    """Rates scaled by the recipe's rule; its epochs count updates of ``held_batch``."""
+    """The regime with scaled rates; its epochs are those of ``held_batch``."""
     held_batch: int
     """The batch that converts epochs to updates: batch if epochs are held, else base_batch."""
 

@@ -2,7 +2,7 @@
 
 from ghostbatch.data.catalog import DATASETS, Data, Feed, find_dataset, find_info, load, open_feed
 from ghostbatch.data.datasets import Info
-from ghostbatch.data.feed import MicroBatch, TensorFeed
+from ghostbatch.data.feed import MicroBatch, TensorFeed, to_device
 from ghostbatch.data.folder import OnBadImage
 from ghostbatch.data.stream import PermutationStream
 
@@ -19,4 +19,5 @@ __all__ = [
     "find_info",
     "load",
     "open_feed",
+    "to_device",
 ]

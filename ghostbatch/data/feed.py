@@ -11,6 +11,13 @@ from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor from the CPU to the device without waiting for a GPU."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 class MicroBatch(NamedTuple):
     """A part of a training batch, and its positions in that batch."""
 
@@ -73,11 +80,11 @@ class TensorFeed:
             draw = generator(self.stream.seed, "augment", update)
             crops = self.augmentation.draw(self.stream.batch, draw)
         for where in positions:
-            chosen = indices[where].to(self._device)
+            chosen = to_device(indices[where], self._device)
             if self.augmentation is None:
                 images = self._train.images[chosen]
             else:
-                draws = crops[:, where].to(self._device)
+                draws = to_device(crops[:, where], self._device)
                 images = self.augmentation(self._train.images, chosen, draws)
             yield MicroBatch(where, self._normalise(images), self._train.labels[chosen])
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from ghostbatch.data.datasets import Info
 from ghostbatch.data.decode import CROP, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
-from ghostbatch.data.feed import MicroBatch, Normalise
+from ghostbatch.data.feed import MicroBatch, Normalise, to_device
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
 from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning
@@ -149,7 +149,7 @@ class FolderFeed:
         for where in slices:
             images, labels = self._to_device(next(self._decoded))
             if self.crops.augment:
-                flip = flips[where].to(self.device).view(-1, 1, 1, 1) < 0.5
+                flip = to_device(flips[where], self.device).view(-1, 1, 1, 1) < 0.5
                 images = torch.where(flip, images.flip(3), images)
             yield MicroBatch(where, self._normalise(images), labels)
         self._next = (update + 1, slices)

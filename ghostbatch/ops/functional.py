@@ -39,16 +39,15 @@ def ghost_batch_norm(
     residual: Tensor | None = None,
     group: Group = LOCAL,
 ) -> Tensor:
-    """Batch normalisation over ghosts of ``ghost`` consecutive samples.
+    """Normalise ghosts of ``ghost`` consecutive samples; return ``activation(norm(x) + residual)``.
 
     In training each ghost of ``x`` (N, C, ...) is normalised with its own mean and biased
     variance, and the running statistics are updated in place: one exponential update per ghost, in
     order (``running="sequential"``), or one with the mean over ghosts (``running="mean"``).
-    ``momentum=None`` keeps a cumulative average and needs ``num_batches_tracked``. Otherwise the
-    running statistics are used, as ``torch.nn.functional.batch_norm`` does.
+    ``momentum=None`` keeps a cumulative average and needs ``num_batches_tracked``. With
+    ``training=False`` the running statistics are used, as in ``F.batch_norm``.
 
-    The result is ``activation(norm(x) + residual)``. ``group`` names the ranks that share the
-    running statistics (see `ops.running`); by default none do.
+    ``group`` names the ranks that share the running statistics; by default none do.
     """
     check_options(ghost, running, activation)
     tensors = {"weight": weight, "bias": bias, "num_batches_tracked": num_batches_tracked}
@@ -71,16 +70,22 @@ def _train(call: NormCall, stats: RunningStats | None, group: Group) -> Tensor:
     """Return ``activation(norm(x) + residual)`` and update the running statistics."""
     if _inside_torch_func():
         return _reference(call, stats)
-    if call.residual is not None and call.residual.dtype != call.x.dtype:  # no backend takes it
-        plain = NormCall(call.x, call.weight, call.bias, call.ghost, call.eps)
+    if call.residual is not None and call.residual.dtype != call.x.dtype:
+        # Backends need the residual in x's dtype, so it is added afterwards.
+        plain = call._replace(activation=None, residual=None)
         return _add_and_activate(_train(plain, stats, group), call.residual, call.activation)
     if stats is None:
         return ghost_norm(call)[0]
     if torch.compiler.is_compiling():
         y, statistics = ghost_norm(call)
         update_running_op(
-            *(stats.mean, stats.var, stats.num_batches_tracked, statistics.detach()[::2]),
-            *(stats.momentum, stats.policy, group),
+            running_mean=stats.mean,
+            running_var=stats.var,
+            num_batches_tracked=stats.num_batches_tracked,
+            statistics=statistics.detach()[::2],
+            momentum=stats.momentum,
+            running=stats.policy,
+            group=group,
         )
         return y
     _warn_of_uneven_ghosts(call.x.shape[0], call.ghost, group)
@@ -91,7 +96,7 @@ def _train(call: NormCall, stats: RunningStats | None, group: Group) -> Tensor:
 
 
 def _reference(call: NormCall, stats: RunningStats | None) -> Tensor:
-    """As `_train`, by plain operations only, which is all that torch.func sees through."""
+    """Return what `_train` returns, by plain differentiable operations, as torch.func needs."""
     options: dict[str, Any] = {}
     if stats is not None:
         options = {
@@ -105,7 +110,7 @@ def _reference(call: NormCall, stats: RunningStats | None) -> Tensor:
 
 
 def _inside_torch_func() -> bool:
-    """Whether a transform of torch.func (grad, vmap, jvp, ...) is at work."""
+    """Return whether a torch.func transform (grad, vmap, jvp, ...) is active."""
     return not torch.compiler.is_compiling() and (
         torch._C._functorch.peek_interpreter_stack() is not None
     )
@@ -150,7 +155,7 @@ def _check_tensors(x: Tensor, residual: Tensor | None, **others: Tensor | None) 
 
 
 def _check_ghosts(x: Tensor, ghost: int) -> None:
-    """Refuse a batch with a ghost whose variance does not exist."""
+    """Raise ValueError if a ghost has only one value per channel."""
     if min(ghost_sizes(x.shape[0], ghost)) == 1 and values_per_channel(x[:1]) == 1:
         raise ValueError(
             "Expected more than 1 value per channel when training, "
@@ -161,7 +166,7 @@ def _check_ghosts(x: Tensor, ghost: int) -> None:
 def _warn_of_uneven_ghosts(samples: int, ghost: int, group: Group) -> None:
     if samples % ghost and ranks_in(group) > 1:
         warnings.warn(
-            f"this rank's {samples} samples are no multiple of the ghost size {ghost}, so the "
-            "ghosts are not those of the same batch on one rank; choose sizes that divide",
+            f"this rank's batch of {samples} is not a multiple of the ghost size {ghost}, so its "
+            f"ghosts differ from those on one rank; use a batch per rank that {ghost} divides",
             stacklevel=5,
         )

@@ -113,7 +113,7 @@ def update_running(
     momentum: float | None,
     running: Running,
 ) -> None:
-    """Update the running statistics in place, by the ghosts' in rows (K, C), oldest first."""
+    """Update the running statistics in place with the ghosts' (K, C), oldest first."""
     if running == "mean":
         means, variances = means.mean(0, keepdim=True), variances.mean(0, keepdim=True)
     for mean, var in zip(means, variances, strict=True):

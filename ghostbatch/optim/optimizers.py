@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ghostbatch.errors import check_choice
+from ghostbatch.errors import InputError, check_choice
 from ghostbatch.optim.regime import Regime
 
 
@@ -24,6 +24,11 @@ class SGD:
 
     nesterov: bool = False
     """Use Nesterov's momentum; the paper does not."""
+
+    def check(self, regime: Regime) -> None:
+        """Refuse a regime that this optimizer cannot use."""
+        if self.nesterov and not regime.momentum:
+            raise InputError("optimizer.nesterov", "needs momentum", "set regime.momentum")
 
     def build(self, parameters: Iterable[nn.Parameter], regime: Regime) -> torch.optim.Optimizer:
         """Return the optimizer with the regime's initial rates."""

@@ -15,7 +15,7 @@ from ghostbatch.recipe import Recipe
 FORMAT = 2
 
 
-class Damaged(Exception):  # noqa: N818 (says what it is)
+class DamagedError(Exception):
     """A checkpoint file that cannot be used."""
 
 
@@ -46,11 +46,11 @@ class Checkpoints:
         for path in filter(Path.exists, (self.newest, self.previous)):
             try:
                 content = self._read(path)
-            except Damaged as damage:
+            except DamagedError as damage:
                 damages.append(f"{path} {damage}")
                 continue
             if damages:
-                warnings.warn(f"{damages[0]}; going on from {path.name}", stacklevel=2)
+                warnings.warn(f"{damages[0]}; continuing from {path.name}", stacklevel=2)
             self._sound = path == self.newest
             return content
         if damages:
@@ -62,22 +62,24 @@ class Checkpoints:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             reason = str(error).strip().split("\n")[0].split(". ")[0]
-            raise Damaged(f"cannot be read ({reason or type(error).__name__})") from None
+            raise DamagedError(f"cannot be read ({reason or type(error).__name__})") from None
         if not isinstance(content, dict) or not {"format", "recipe"} <= content.keys():
-            raise Damaged("is not a checkpoint of ghostbatch")
+            raise DamagedError("is not a checkpoint of ghostbatch")
         if content["format"] != FORMAT:
             order = "newer" if content["format"] > FORMAT else "older"
             raise InputError(
                 "checkpoint",
-                f"{path} is of format {content['format']}, {order} than this program's {FORMAT}",
+                f"{path} has format {content['format']}, {order} than this program's {FORMAT}",
                 "use the ghostbatch that wrote it, or choose another folder",
             )
         if self.recipe.differences(content["recipe"]):
             raise InputError(
-                "checkpoint", f"{path} is of another recipe", "delete it to start this run again"
+                "checkpoint",
+                f"{path} belongs to another recipe",
+                "delete it to start this run again",
             )
         if content.pop("checksum", None) != checksum(content):
-            raise Damaged("has changed since it was written (its checksum differs)")
+            raise DamagedError("has changed since it was written (its checksum differs)")
         return content
 
 

@@ -30,10 +30,9 @@ class RunFolder:
             raise InputError("out", f"{path} is a file", "choose another folder")
         header = self.header()
         if not header and (self.metrics.exists() or self.checkpoints.exist()):
-            raise InputError(
-                "out", f"{path} holds files of another program", "choose another folder"
-            )
-        if header and (fields := _differences(self.recipe, header["recipe"], path)):
+            problem = f"{path} has metrics or checkpoints but no run.json"
+            raise InputError("out", problem, "choose another folder")
+        if header and (fields := self.recipe.differences(header["recipe"])):
             raise InputError(
                 "out",
                 f"{path} belongs to another recipe ({', '.join(fields)} differ)",
@@ -90,23 +89,16 @@ class RunFolder:
             file.write(to_json(summary).encode() + b"\n")
 
 
-def _differences(recipe: Recipe, written: dict[str, Any], path: Path) -> list[str]:
-    try:
-        return recipe.differences(written)
-    except (TypeError, KeyError):
-        raise InputError(
-            "out", f"{path} is of another version of ghostbatch", "choose another folder"
-        ) from None
-
-
 def read_header(folder: Path) -> dict[str, Any]:
     """Return the ``run.json`` of a run folder."""
     path = folder / "run.json"
     try:
         header = json.loads(path.read_text())
-        int(header["threads"]), int(header["samples"]), header["recipe"]["seed"], header["device"]
+        int(header["threads"]), int(header["samples"]), header["device"]
+        Recipe.from_dict(header["recipe"])
     except (ValueError, TypeError, KeyError):
-        raise InputError("out", f"{path} is not of ghostbatch", "choose another folder") from None
+        problem = f"{path} was not written by this version of ghostbatch"
+        raise InputError("out", problem, "choose another folder") from None
     return dict(header)
 
 

@@ -25,15 +25,15 @@ class Journal:
         feed: Feed,
         ranks: Ranks,
         folder: RunFolder,
-        *,
         kept_bytes: int,
+        *,
         checkpoint_seconds: float,
         checkpoint_updates: int | None,
         on_record: OnRecord | None,
     ) -> None:
         self.state, self.feed, self.ranks, self.folder = state, feed, ranks, folder
         self.plan = state.plan
-        self.seconds, self.updates = checkpoint_seconds, checkpoint_updates
+        self.checkpoint_seconds, self.checkpoint_updates = checkpoint_seconds, checkpoint_updates
         self.recorder = Recorder(folder.metrics, kept_bytes, on_record) if ranks.rank == 0 else None
         self._validation: Record | None = None
         self._began = time.monotonic() - state.seconds
@@ -65,16 +65,16 @@ class Journal:
         return record
 
     def save_if_due(self, next_chance: int = 1) -> None:
-        """Write a checkpoint if it is due, or would be late ``next_chance`` updates from now."""
+        """Write a checkpoint if one is due, or would be overdue in ``next_chance`` updates."""
         time_saved, saved = self._saved
-        following = self.state.update + next_chance
-        late = self.updates is not None and following - saved > self.updates
-        if late or time.monotonic() - time_saved >= self.seconds:
+        since = self.state.update + next_chance - saved
+        overdue = self.checkpoint_updates is not None and since > self.checkpoint_updates
+        if overdue or time.monotonic() - time_saved >= self.checkpoint_seconds:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint; all ranks have the same state, so the first rank writes it alone."""
-        if self.recorder is not None:
+        """Write a checkpoint, on the first rank, unless the last update left weights not finite."""
+        if self.recorder is not None and isfinite(self.state.distance.distance().total):
             self.state.seconds = time.monotonic() - self._began
             self.folder.checkpoints.save(self.state.state_dict(), self.recorder.sync())
         self._saved = (time.monotonic(), self.state.update)
@@ -84,7 +84,7 @@ class Journal:
         last = self.record_validation()
         if isfinite(last.loss) and isfinite(last.distance):
             return self._end(last, "finished")
-        problem = f"update {last.update}: it left weights that are not finite; lower regime.lr"
+        problem = f"update {last.update} left weights that are not finite; lower regime.lr"
         return self._end(last, "diverged", problem)
 
     def give_up(self, reading: Reading, update: Update) -> Summary:
@@ -94,7 +94,8 @@ class Journal:
         last = self._validation
         if last is None or last.update != self.state.update:
             last = self.record_validation()
-        update.compute_gradients()  # those at hand are clipped, and maybe a later update's
+        # The current gradients are clipped, and on a GPU may belong to a later update.
+        update.compute_gradients()
         inputs = (micro.images for micro in update.micro_batches())
         found = find_nonfinite(self.state.model, inputs, update.autocast)
         sync_statistics(self.state.model)

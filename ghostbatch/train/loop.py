@@ -1,14 +1,15 @@
-"""The story of one run."""
+"""`train`: one run, from its recipe to its summary."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
-from ghostbatch.data import Data, OnBadImage, load, open_feed
+from ghostbatch.data import Data, Feed, OnBadImage, load, open_feed
 from ghostbatch.diagnostics import log_spaced
 from ghostbatch.errors import InputError, RankLocalError, check_positive
 from ghostbatch.files import locked
@@ -20,7 +21,7 @@ from ghostbatch.train.ranks import Ranks, joined
 from ghostbatch.train.record import OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
-from ghostbatch.train.split import naming_micro, split_batch
+from ghostbatch.train.split import BatchSplit, explain_out_of_memory, split_batch
 from ghostbatch.train.state import State, parameter_dtype
 from ghostbatch.train.update import Update
 
@@ -49,88 +50,96 @@ def train(
     """Run a recipe to its end, or continue the run that its folder holds; return the summary.
 
     Under torchrun, or inside a process group, this is one run on all ranks, with the same numbers
-    as on one rank. After a SIGINT or SIGTERM the run finishes its update, saves and stops; a second
-    signal stops it at once.
+    as on one rank. After a SIGINT or SIGTERM the run finishes its update (several GPUs: at most
+    `READ_EVERY` updates), saves and stops; a second signal stops it at once.
 
     Args:
         recipe: decides every number.
-        out: folder of the run; None keeps nothing. Only the first rank reads and writes it.
+        out: folder of the run, on the first rank; None uses a temporary one.
         device: "cpu", "cuda", ...; None is the GPU if there is one, one for each rank.
         micro: samples per backward pass, over all ranks; saves memory, keeps the numbers.
         threads: CPU threads; a resumed run keeps the number it began with.
-        evaluations: evaluations on the test set, evenly spaced over the updates; four more per
-            factor of ten in updates show the beginning.
+        evaluations: evenly spaced evaluations; four more per decade of updates cover the start.
         checkpoint_seconds: time between checkpoints.
         checkpoint_updates: updates between checkpoints, if that comes earlier.
         data_dir: folder of the data sets; None is GHOSTBATCH_DATA, or ``data`` here.
         download: download the data set if it is missing.
         workers: processes that decode the images of a folder.
-        on_bad_image: what an unreadable image does: "fatal" ends the run, "skip" warns and takes
-            another image.
+        on_bad_image: "fatal" ends the run at an unreadable image; "skip" warns and takes another.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
 
     """
     where = find_device(device)
-    check_positive(
-        threads=threads,
-        evaluations=evaluations,
-        checkpoint_updates=checkpoint_updates,
-        workers=workers,
-    )
+    counts = {"threads": threads, "evaluations": evaluations, "workers": workers}
+    check_positive(**counts, checkpoint_updates=checkpoint_updates)
     generators = [] if where.type == "cpu" else [where]
     with joined(where) as ranks, torch.random.fork_rng(devices=generators):
         data = _load(recipe.data, data_dir, download, ranks)
-        plan = recipe.plan(data.info.samples)
-        state = State(plan, data.info, where)
+        state = State(recipe.plan(data.info.samples), data.info, where)
         split = split_batch(recipe, state.model, micro, ranks.world)
-        if split.needs_full_batch and ranks.world > 1:
-            to_cross_rank(state.model)
-        with _open_folder(plan, out, ranks) as folder:
-            if (ended := ranks.on_rank_zero(folder.summary)) is not None:
-                return ended
-            kept_bytes = _restore(state, folder, ranks)  # may refuse; nothing is written before
-            feed = open_feed(
-                data,
-                workers=workers,
-                on_bad_image=on_bad_image,
-                batch=recipe.batch,
-                seed=recipe.seed,
-                augment=recipe.augment,
-                device=where,
-                dtype=parameter_dtype(recipe),
+        make_feed = partial(open_feed, data, workers=workers, on_bad_image=on_bad_image)
+        make_journal = partial(
+            Journal,
+            checkpoint_seconds=checkpoint_seconds,
+            checkpoint_updates=checkpoint_updates,
+            on_record=on_record,
+        )
+        with _open_folder(state.plan, out, ranks) as folder:
+            return _continue(
+                state, split, ranks, folder, make_feed, make_journal, threads, evaluations
             )
-            count = threads or torch.get_num_threads()
-            with (
-                closing(feed),
-                _threads(ranks.on_rank_zero(lambda: folder.begin(where, count))),
-                closing(Update(state, feed, split, ranks)) as update,
-                closing(
-                    Journal(
-                        *(state, feed, ranks, folder),
-                        kept_bytes=kept_bytes,
-                        checkpoint_seconds=checkpoint_seconds,
-                        checkpoint_updates=checkpoint_updates,
-                        on_record=on_record,
-                    )
-                ) as journal,
-                Signals(launched=ranks.world > 1) as signals,
-                naming_micro(split),
-            ):
-                return _run(update, journal, signals, evaluations)
+
+
+def _continue(
+    state: State,
+    split: BatchSplit,
+    ranks: Ranks,
+    folder: RunFolder,
+    make_feed: Callable[..., Feed],
+    make_journal: Callable[..., Journal],
+    threads: int | None,
+    evaluations: int,
+) -> Summary:
+    """Restore the state that the folder holds, if any, and run to the end; return the summary."""
+    if (ended := ranks.on_rank_zero(folder.summary)) is not None:
+        return ended
+    recipe, device = state.plan.recipe, state.device
+    if split.needs_full_batch and ranks.world > 1:
+        to_cross_rank(state.model)
+    kept_bytes = _restore(state, folder, ranks)  # may refuse; nothing is written before
+    feed = make_feed(
+        batch=recipe.batch,
+        seed=recipe.seed,
+        augment=recipe.augment,
+        device=device,
+        dtype=parameter_dtype(recipe),
+    )
+    count = threads or torch.get_num_threads()
+    with (
+        closing(feed),
+        _threads(ranks.on_rank_zero(lambda: folder.begin(device, count))),
+        closing(Update(state, feed, split, ranks)) as update,
+        closing(make_journal(state, feed, ranks, folder, kept_bytes)) as journal,
+        Signals(launched=ranks.world > 1) as signals,
+    ):
+        return _run(update, journal, signals, evaluations)
 
 
 def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -> Summary:
     """Update until the end; log, evaluate and save on the way; return the summary."""
     state = update.state
     log_updates, eval_updates = _schedule(state.plan.updates, evaluations)
-    read_every = _read_every(state.device, journal.updates)
+    read_every = _read_every(state.device, journal.checkpoint_updates)
     if state.update == 0:
         journal.record_validation()
     while state.update < state.end:
-        update(stop=signals.noted is not None)
+        stop = signals.noted is not None
+        with explain_out_of_memory(update.split):
+            update(stop=stop)
         last = state.update == state.end
         log = last or state.update in log_updates or state.update in state.drops
-        if not log and state.update % read_every:
+        stop = stop and update.ranks.world == 1  # with more, all must read at the same update
+        if not (log or stop or state.update % read_every == 0):
             continue
         reading = state.monitor.read()
         if reading.problem is not None:
@@ -139,10 +148,10 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
             journal.record_training()
         if state.update in eval_updates and not last:  # the last evaluation follows the checkpoint
             journal.record_validation()
-        journal.save_if_due(next_chance=read_every)
         if reading.stop:
             journal.save()
-            signals.follow()
+            signals.raise_noted()
+        journal.save_if_due(next_chance=read_every)
     journal.save()
     return journal.end()
 
@@ -160,7 +169,7 @@ def _schedule(updates: int, evaluations: int) -> tuple[set[int], set[int]]:
 
 
 def _restore(state: State, folder: RunFolder, ranks: Ranks) -> int:
-    """Load the newest checkpoint, if there is one; return the length of the metrics file then."""
+    """Load the newest checkpoint if there is one; return the length that metrics.jsonl had then."""
     saved = ranks.on_rank_zero(folder.checkpoint)
     if saved is not None:
         state.load_state_dict(saved["state"])
@@ -210,7 +219,7 @@ def _open_folder(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[R
             if plan.recipe.hold == "distance" and not folder.begun():
                 read_drop_targets(plan)  # may refuse; the folder does not exist yet
             stack.enter_context(locked(folder.path))
-            return folder
+            return RunFolder(Path(out), plan)  # another run may have used it until now
 
         yield ranks.on_rank_zero(open_it)
 

@@ -25,7 +25,7 @@ class Reading(NamedTuple):
     problem: str | None
     """Why the run counts as diverged; None while it does not."""
     skipped: int
-    """Updates since then that the weights did not take, the diverging one included."""
+    """Updates whose optimizer step was skipped, including the diverging one."""
     stop: bool
     """Whether a rank was asked to stop."""
 
@@ -55,7 +55,7 @@ class Monitor:
         """1 from the update at which the run diverged, else 0."""
 
     def add(self, loss: Tensor, accuracy: Tensor, norm: Tensor, stop: Tensor) -> None:
-        """Take in one update's means over the batch, its gradient norm and requests to stop.
+        """Add one update's mean loss, accuracy, gradient norm and number of stop requests.
 
         All are 0-dimensional float64 tensors. After divergence only requests to stop count.
         """
@@ -88,7 +88,7 @@ class Monitor:
         return {name: total / updates for name, total in zip(MEANS, sums, strict=True)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain numbers for a checkpoint, which is never taken after divergence."""
+        """Return plain numbers for a checkpoint, under the names of checkpoint format 2."""
         *sums, updates = self._sums.tolist()
         first, above = float(self._first), int(self._above)
         return {

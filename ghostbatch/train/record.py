@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ghostbatch.errors import InputError
-from ghostbatch.files import naming
+from ghostbatch.files import errors_name
 
 Split = Literal["train", "validation"]
 Status = Literal["finished", "diverged"]
@@ -61,7 +61,7 @@ OnRecord = Callable[[Record], None]
 class Recorder:
     """Appends records to a file, after cutting it to ``keep`` bytes, and calls ``on_record``.
 
-    What the file holds beyond a checkpoint is of updates that will be run again.
+    Records after the checkpoint are cut, because their updates will be run again.
     """
 
     def __init__(self, path: Path, keep: int, on_record: OnRecord | None) -> None:
@@ -78,7 +78,7 @@ class Recorder:
     def write(self, record: Record) -> None:
         """Append one record and call ``on_record``."""
         line = to_json(record).encode() + b"\n"
-        with naming(self._path):
+        with errors_name(self._path):
             while line:
                 line = line[self._file.write(line) :]
         if self._on_record is not None:
@@ -86,7 +86,7 @@ class Recorder:
 
     def sync(self) -> int:
         """Flush the file to disk, before a checkpoint refers to it; return its length."""
-        with naming(self._path):
+        with errors_name(self._path):
             os.fsync(self._file.fileno())
         return self._file.tell()
 

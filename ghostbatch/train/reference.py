@@ -11,7 +11,7 @@ from ghostbatch.train.folder import read_header
 from ghostbatch.train.record import read_summary
 
 SETTLED = 0.05
-"""A phase in which the distance grows by less than this fraction has the reference's updates."""
+"""Growth of the reference's distance in a phase below which the phase has its updates instead."""
 
 
 class DropTargets(NamedTuple):
@@ -60,7 +60,7 @@ def _check(folder: Path, plan: Plan) -> None:
     for field in ("model", "data"):
         if getattr(recipe, field) != getattr(plan.recipe, field):
             raise InputError(
-                "reference", f"{folder} is of another {field}", f"name a run of the same {field}"
+                "reference", f"{folder} has another {field}", f"name a run of the same {field}"
             )
     if recipe.hold == "distance":
         raise InputError(
@@ -70,6 +70,6 @@ def _check(folder: Path, plan: Plan) -> None:
     if theirs != plan.phases:
         raise InputError(
             "reference",
-            f"{folder} has phases of {theirs} updates, this recipe's base_batch {plan.phases}",
+            f"{folder} has phases of {theirs} updates, but this recipe needs {plan.phases}",
             "name a run of the same regime with that batch or held updates",
         )

@@ -38,9 +38,9 @@ class Signals:
         """Restore the handlers; raise a noted signal that the run did not handle."""
         self._restore()
         if self.noted is not None and kind is None:
-            self.follow()
+            self.raise_noted()
 
-    def follow(self) -> None:
+    def raise_noted(self) -> None:
         """Raise the noted signal with the original handlers, after everything is saved."""
         number = self.noted or signal.SIGTERM  # none was noted here: another rank got it
         self.noted = None
@@ -58,4 +58,4 @@ class Signals:
             self.noted, self._noted_at = number, now
         elif not self._launched or now - self._noted_at > REPEATED:
             self.noted = number
-            self.follow()
+            self.raise_noted()

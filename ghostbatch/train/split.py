@@ -47,7 +47,7 @@ class BatchSplit:
         return max((m for m in self._valid_micros() if m <= self.micro // 2), default=None)
 
     def check(self) -> None:
-        """Refuse sizes that do not divide, and name sizes that do."""
+        """Raise InputError unless the batch splits evenly; the remedy lists sizes that do."""
         if self.micro < 1:
             raise InputError("micro", f"{self.micro} is below 1", self._remedy())
         if self.needs_full_batch and self.micro != self.batch:
@@ -57,11 +57,12 @@ class BatchSplit:
                 "leave micro out, or set a ghost size that divides it",
             )
         step = self.world * self.multiple_of
-        parted = self.micro != self.batch or self.world > 1
-        if self.batch % self.micro or (parted and self.micro % step):
+        is_split = self.micro != self.batch or self.world > 1
+        if self.batch % self.micro or (is_split and self.micro % step):
             ranks = f" over {self.world} ranks" if self.world > 1 else ""
-            unit = self.multiple_of
-            ghosts = f" with ghosts of {unit} kept whole" if unit > 1 else ""
+            ghosts = (
+                f" without splitting ghosts of {self.multiple_of}" if self.multiple_of > 1 else ""
+            )
             raise InputError(
                 "micro" if self.world == 1 or self.micro != self.batch else "ranks",
                 f"batch {self.batch} does not split into micro-batches of {self.micro}"
@@ -83,8 +84,8 @@ class BatchSplit:
         other = f"a batch that {step} divides, such as {max(1, round(self.batch / step)) * step}"
         if self.world == 1:
             return f"leave micro out, or use {other}"
-        unit = self.multiple_of
-        worlds = [w for w in range(1, self.world) if w == 1 or self.batch % (w * unit) == 0]
+        step = self.multiple_of
+        worlds = [w for w in range(1, self.world) if w == 1 or self.batch % (w * step) == 0]
         leave = "" if self.micro == self.batch else "leave micro out and "
         return f"{leave}use {_listed(worlds)} rank{'s' if worlds != [1] else ''}, or {other}"
 
@@ -123,7 +124,7 @@ def split_batch(recipe: Recipe, model: nn.Module, micro: int | None, world: int)
 
 
 @contextmanager
-def naming_micro(split: BatchSplit) -> Iterator[None]:
+def explain_out_of_memory(split: BatchSplit) -> Iterator[None]:
     """Turn an out-of-memory error into an `InputError` that names a smaller micro-batch."""
     try:
         yield

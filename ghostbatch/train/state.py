@@ -1,4 +1,4 @@
-"""Everything that changes during a run, so that a checkpoint is all of it."""
+"""The state of a run: everything that a checkpoint holds."""
 
 from typing import Any
 
@@ -13,6 +13,9 @@ from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.monitor import Monitor
 from ghostbatch.train.reference import DropTargets
+
+KERNELS = ("fused", "foreach")
+"""Options of an optimizer that depend on its device, not on the run."""
 
 
 class State:
@@ -77,15 +80,18 @@ class State:
         return {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain containers and tensors."""
+        """Return the state as plain containers and tensors."""
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         counts = {"update": self.update, "seconds": self.seconds}
         return {**parts, **self.monitor.state_dict(), **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where ``state`` was taken."""
+        """Continue exactly where ``state`` was taken, also on another kind of device."""
+        kernels = [{k: group[k] for k in KERNELS} for group in self.optimizer.param_groups]
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
+        for group, own in zip(self.optimizer.param_groups, kernels, strict=True):
+            group.update(own)
         self.monitor.load_state_dict(state)
         self.update, self.seconds = state["update"], state["seconds"]
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ghostbatch.data import Feed, MicroBatch
+from ghostbatch.data import Feed, MicroBatch, to_device
 from ghostbatch.draws import generator, key
 from ghostbatch.optim import noise_weights
 from ghostbatch.train.ranks import Ranks
@@ -22,11 +22,12 @@ from ghostbatch.train.state import State, autocast
 class Update:
     """Runs the updates of a run, one per call, and measures them in ``state.monitor``.
 
-    A call reads no number back from the GPU.
+    A call does not wait for the GPU, except with hold "distance": that scheduler measures the
+    weights after every update.
     """
 
     def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
-        self.state, self.feed, self.ranks = state, feed, ranks
+        self.state, self.feed, self.split, self.ranks = state, feed, split, ranks
         self.recipe = state.plan.recipe
         self.positions = split.positions(ranks.rank)
         self.parallel = ranks.parallel(state.model)
@@ -83,7 +84,9 @@ class Update:
                     losses = F.cross_entropy(outputs, micro.labels, reduction="none")
                 weighted = losses
                 if weights is not None:
-                    weighted = losses * weights[micro.positions].to(losses)
+                    weighted = losses * to_device(
+                        weights[micro.positions].to(losses.dtype), losses.device
+                    )
                 (weighted.sum() * factor).backward()
             correct = outputs.detach().argmax(1) == micro.labels
             sums = sums + torch.stack([losses.detach().double(), correct]).sum(1)

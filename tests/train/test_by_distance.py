@@ -128,8 +128,8 @@ def follower(folder):
         (shutil.rmtree, "holds no run"),
         (lambda folder: (folder / "summary.json").unlink(), "has not finished"),
         (lambda folder: (folder / "metrics.jsonl").unlink(), "cannot be read"),
-        (other_network, "is of another model"),
-        (other_updates, r"has phases of \(8, 8\) updates, this recipe's base_batch \(16, 16\)"),
+        (other_network, "has another model"),
+        (other_updates, r"has phases of \(8, 8\) updates, but this recipe needs \(16, 16\)"),
         (follower, "follows another run; name that one: runs/first"),
     ],
 )

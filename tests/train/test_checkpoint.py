@@ -1,13 +1,17 @@
 """Checkpoints: whole, of this run and of this format, or refused; the one before is kept."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
 from ghostbatch import train
+from ghostbatch.data import find_info
 from ghostbatch.errors import InputError
+from ghostbatch.train import loop
 from ghostbatch.train.checkpoint import checksum
+from ghostbatch.train.state import State
 
 
 def half_done(recipe, folder):
@@ -43,7 +47,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
     train(tiny, out=tmp_path / "whole")
     half_done(tiny, tmp_path / "cut")
     damage(tmp_path / "cut" / "checkpoint.pt")
-    with pytest.warns(UserWarning, match=r"checkpoint.pt .*; going on from checkpoint.previous.pt"):
+    with pytest.warns(
+        UserWarning, match=r"checkpoint.pt .*; continuing from checkpoint.previous.pt"
+    ):
         train(tiny, out=tmp_path / "cut")
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
@@ -62,7 +68,7 @@ def test_a_checkpoint_of_another_format_is_refused_by_name(tiny, tmp_path, numbe
     half_done(tiny, tmp_path)
     content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     torch.save({**content, "format": number}, tmp_path / "checkpoint.pt")
-    with pytest.raises(InputError, match=f"^checkpoint: .* is of format {number}, {word} than"):
+    with pytest.raises(InputError, match=f"^checkpoint: .* has format {number}, {word} than"):
         train(tiny, out=tmp_path)
 
 
@@ -70,14 +76,14 @@ def test_a_checkpoint_of_another_recipe_is_refused(tiny, tmp_path):
     half_done(tiny, tmp_path / "a")
     half_done(replace(tiny, seed=1), tmp_path / "b")
     (tmp_path / "b" / "checkpoint.pt").replace(tmp_path / "a" / "checkpoint.pt")
-    with pytest.raises(InputError, match=r"^checkpoint: .* is of another recipe; delete it"):
+    with pytest.raises(InputError, match=r"^checkpoint: .* belongs to another recipe; delete it"):
         train(tiny, out=tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "checkpoint.pt"])
 def test_files_of_another_program_are_refused_and_kept(tiny, tmp_path, name):
     (tmp_path / name).write_text('{"my": "own"}\n')
-    with pytest.raises(InputError, match=r"^out: .* another"):
+    with pytest.raises(InputError, match=r"^out: .*choose another folder"):
         train(tiny, out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == '{"my": "own"}\n'
@@ -150,9 +156,51 @@ def test_a_damaged_checkpoint_never_becomes_the_previous_one(tiny, tmp_path):
 
     with (
         pytest.raises(KeyboardInterrupt),
-        pytest.warns(UserWarning, match="going on from checkpoint.previous.pt"),
+        pytest.warns(UserWarning, match="continuing from checkpoint.previous.pt"),
     ):
         train(tiny, out=tmp_path, on_record=interrupt, checkpoint_updates=1)
     cut_short(tmp_path / "checkpoint.pt")
-    with pytest.warns(UserWarning, match="going on from checkpoint.previous.pt"):
+    with pytest.warns(UserWarning, match="continuing from checkpoint.previous.pt"):
         assert train(tiny, out=tmp_path).status == "finished"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimizer_keeps_its_devices_kernels_when_it_loads_a_checkpoint(tiny, fused):
+    info = find_info(tiny.data)
+    state = State(tiny.plan(info.samples), info, torch.device("cpu"))
+    saved = state.state_dict()
+    saved["optimizer"]["param_groups"][0].update(fused=fused, momentum=0.5)
+    state.load_state_dict(saved)
+    (group,) = state.optimizer.param_groups
+    assert (group["fused"], group["momentum"]) == (None, 0.5)
+
+
+def test_weights_that_are_not_finite_are_never_saved(tiny, tmp_path, monkeypatch):
+    step, steps = torch.optim.SGD.step, []
+
+    def overflow_at_last(optimizer):
+        step(optimizer)
+        steps.append(optimizer)
+        if len(steps) == 16:
+            optimizer.param_groups[0]["params"][0].data.fill_(torch.inf)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", overflow_at_last)
+    summary = train(tiny, out=tmp_path, checkpoint_updates=1)
+    assert summary.status == "diverged"
+    assert summary.reason == "update 16 left weights that are not finite; lower regime.lr"
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert saved["state"]["update"] == 15
+
+
+def test_a_folder_that_another_run_used_while_this_one_waited_is_refused(
+    tiny, tmp_path, monkeypatch
+):
+    @contextmanager
+    def locked_late(path):
+        monkeypatch.undo()
+        train(replace(tiny, seed=1), out=path)
+        yield 0
+
+    monkeypatch.setattr(loop, "locked", locked_late)
+    with pytest.raises(InputError, match=r"^out: .* belongs to another recipe \(seed differ\)"):
+        train(tiny, out=tmp_path)

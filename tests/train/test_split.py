@@ -124,16 +124,16 @@ def refusal(split):
 def test_refusals_read_as_sentences():
     split = BatchSplit(batch=128, micro=48, world=2, multiple_of=16)
     assert refusal(split) == (
-        "micro: batch 128 does not split into micro-batches of 48 over 2 ranks with ghosts of 16 "
-        "kept whole; use micro 128, 64 or 32"
+        "micro: batch 128 does not split into micro-batches of 48 over 2 ranks without "
+        "splitting ghosts of 16; use micro 128, 64 or 32"
     )
     assert refusal(replace(split, micro=128, world=3)) == (
-        "ranks: batch 128 does not split into micro-batches of 128 over 3 ranks with ghosts of 16 "
-        "kept whole; use 2 or 1 ranks, or a batch that 48 divides, such as 144"
+        "ranks: batch 128 does not split into micro-batches of 128 over 3 ranks without "
+        "splitting ghosts of 16; use 2 or 1 ranks, or a batch that 48 divides, such as 144"
     )
     assert refusal(BatchSplit(batch=100, micro=50, world=1, multiple_of=32)) == (
-        "micro: batch 100 does not split into micro-batches of 50 with ghosts of 32 kept whole; "
-        "leave micro out, or use a batch that 32 divides, such as 96"
+        "micro: batch 100 does not split into micro-batches of 50 without splitting ghosts of "
+        "32; leave micro out, or use a batch that 32 divides, such as 96"
     )
     assert refusal(replace(split, micro=0)) == "micro: 0 is below 1; use micro 128, 64 or 32"
 

@@ -10,6 +10,11 @@ from ghostbatch.ops.backends.layouts import as_dense_as, make_dense
 from ghostbatch.ops.reference import ghost_sizes
 from ghostbatch.ops.running.stats import RunningStats
 
+SWITCH = "GHOSTBATCH_KERNELS"
+"""Environment variable. With 0 all kernels are off. With "interpret" those for CUDA run on CPU
+tensors, in Triton's interpreter, for tests; TRITON_INTERPRET=1 must be set before Triton is
+imported."""
+
 
 class NormCall(NamedTuple):
     """One call of ghost norm in training: the arguments of the forward operator, in its order."""
@@ -46,7 +51,7 @@ class Backward(NamedTuple):
     """The result, if ReLU's mask is taken from it instead of being recomputed from x."""
     dx: Tensor
     dresidual: Tensor | None
-    """Given with y: dy where ReLU let it pass."""
+    """Gradient of the residual: dy, but 0 where y is 0. Given if and only if y is."""
     dparameters: Tensor
     """Gradients of weight and bias, (2, C)."""
 
@@ -64,11 +69,11 @@ class Backend(ABC):
     """Whether backward finds ReLU's mask from x. If not, or with a residual, autograd saves y."""
 
     @abstractmethod
-    def available(self, device: torch.device, dtype: torch.dtype, interpret: bool) -> bool:
-        """Whether it runs here on such tensors; ``interpret``: in an interpreter, on a CPU."""
+    def available(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether it runs on tensors of this device and dtype."""
 
     def supports(self, call: NormCall) -> bool:
-        """Whether it can take this call, on a device and dtype for which it is available."""
+        """Return whether it can take this call, on a device and dtype for which it is available."""
         del call
         return True
 
@@ -94,7 +99,7 @@ class Backend(ABC):
         """
 
     def update_running(self, running: RunningStats, moments: Tensor) -> bool:
-        """Update running statistics by the ghosts' (2, K, C), if it has a kernel for that alone."""
+        """Update the statistics with the ghosts' (2, K, C); return whether a kernel did it."""
         del running, moments
         return False
 
@@ -114,8 +119,7 @@ class Backend(ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of x, of weight and bias (2, C), and of the residual.
 
-        The last one is empty unless ``y`` is given, that is, ReLU follows, and either a residual
-        is added or the mask cannot be recomputed.
+        The last one is empty unless ``y`` is given.
         """
         dx = torch.empty_like(call.x)
         x, out = make_dense(call.x, dx)

@@ -16,7 +16,7 @@ OptionalTensor = TypeVar("OptionalTensor", Tensor, Tensor | None)
 def make_dense(x: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``x`` and ``result``, or copies of the same shape, dense and both in rows or planes.
 
-    ``result`` is as `torch.empty_like` makes it from ``x``, and not written yet.
+    ``result`` must be ``torch.empty_like(x)``; its values are not kept.
     """
     if x.stride() == result.stride() and (x.is_contiguous() or in_rows(x)):
         return x, result
@@ -25,24 +25,24 @@ def make_dense(x: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
     return x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def as_dense_as(model: Tensor, x: OptionalTensor) -> OptionalTensor:
-    """Return ``x`` with the strides of ``model``, in memory that can be read: a copy if need be."""
+def as_dense_as(like: Tensor, x: OptionalTensor) -> OptionalTensor:
+    """Return ``x``, or a copy with the strides of ``like`` if it has others, or is read lazily."""
     if x is None:
         return x
-    if x.stride() == model.stride() and not (x.is_neg() or x._is_zerotensor()):
+    if x.stride() == like.stride() and not (x.is_neg() or x._is_zerotensor()):
         return x
-    return torch.empty_like(model, dtype=x.dtype).copy_(x)
+    return torch.empty_like(like, dtype=x.dtype).copy_(x)
 
 
 def in_rows(x: Tensor) -> bool:
-    """Whether the channels lie innermost."""
+    """Return whether the channels lie innermost."""
     if x.dim() == 4:  # as below, without a view
         return x.is_contiguous(memory_format=torch.channels_last)
     return x.movedim(1, -1).is_contiguous()
 
 
 def is_readable(*tensors: Tensor | None) -> bool:
-    """Whether a kernel may read the tensors' memory: no subclass, none negated or zero lazily."""
+    """Return whether kernels may read the memory: plain tensors, not lazily negated or zero."""
     for t in tensors:
         if t is not None and (type(t) not in PLAIN or t.is_neg() or t._is_zerotensor()):
             return False

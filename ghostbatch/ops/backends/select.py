@@ -1,8 +1,6 @@
-"""Selects the backend of a call, once, and falls back to tensor code when one breaks.
+"""Selects the backend of a call, and falls back to tensor code when one breaks.
 
-GHOSTBATCH_KERNELS=0 turns all kernels off. GHOSTBATCH_KERNELS=interpret runs those for CUDA on CPU
-tensors in Triton's interpreter, for tests (TRITON_INTERPRET=1 must be set, too, before Triton is
-imported).
+Eager code selects once per call, and backward uses the same; compiled code once per operator.
 """
 
 import os
@@ -13,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ghostbatch.ops.backends.base import Backend, NormCall
+from ghostbatch.ops.backends.base import SWITCH, Backend, NormCall
 from ghostbatch.ops.backends.c.bind import CBackend
 from ghostbatch.ops.backends.tensor import TensorBackend
 from ghostbatch.ops.backends.triton.launch import TritonBackend
@@ -21,7 +19,6 @@ from ghostbatch.ops.running.stats import RunningStats
 
 Result = TypeVar("Result")
 
-SWITCH = "GHOSTBATCH_KERNELS"
 BACKENDS: tuple[Backend, ...] = (TritonBackend(), CBackend(), TensorBackend())
 """In order of preference; the last one takes every call."""
 
@@ -35,12 +32,12 @@ def select(call: NormCall) -> Backend:
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether there are kernels for the device and dtype of ``x``."""
+    """Return whether there are kernels for the device and dtype of ``x``."""
     return _first(x, lambda _: True) is not TENSOR
 
 
 def attempt(backend: Backend, work: Callable[[Backend], Result]) -> tuple[Backend, Result]:
-    """Return a backend and ``work(backend)``: the given one or, if that breaks, tensor code."""
+    """Return the backend used and ``work(backend)``; tensor code replaces one that raises."""
     if backend is not TENSOR:
         try:
             return backend, work(backend)
@@ -54,20 +51,19 @@ def attempt(backend: Backend, work: Callable[[Backend], Result]) -> tuple[Backen
 
 
 def update_by_kernel(running: RunningStats, moments: Tensor) -> bool:
-    """Update running statistics by the ghosts' (2, K, C) if a kernel can; return whether it did."""
+    """Update the statistics with the ghosts' (2, K, C); return whether a kernel did it."""
     backend = _first(moments, lambda _: True)
     return attempt(backend, lambda chosen: chosen.update_running(running, moments))[1]
 
 
 def _first(x: Tensor, fits: Callable[[Backend], bool]) -> Backend:
-    switch = os.environ.get(SWITCH, "1")
-    if switch == "0":
+    if os.environ.get(SWITCH) == "0":
         return TENSOR
     for backend in BACKENDS:
         if backend in _broken:
             continue
         try:
-            if backend.available(x.device, x.dtype, switch == "interpret") and fits(backend):
+            if backend.available(x.device, x.dtype) and fits(backend):
                 return backend
         except Exception as error:
             _give_up(backend, error)
@@ -80,6 +76,6 @@ def _give_up(backend: Backend, error: Exception) -> None:
         _broken.add(backend)
         warnings.warn(
             f"{backend.name} do not work here, so slower tensor code is used "
-            f"({SWITCH}=0 asks for that): {type(error).__name__}: {error}",
+            f"(set {SWITCH}=0 to choose it without this warning): {type(error).__name__}: {error}",
             stacklevel=4,
         )

@@ -32,9 +32,9 @@ class TensorBackend(Backend):
     name = "tensor code"
     recomputes_relu_mask = False
 
-    def available(self, device: torch.device, dtype: torch.dtype, interpret: bool) -> bool:
+    def available(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Return True: it runs everywhere."""
-        del device, dtype, interpret
+        del device, dtype
         return True
 
     def normalise(

@@ -25,7 +25,7 @@ class Pending(NamedTuple):
 
 
 PENDING: dict[tuple[Group, torch.device], list[Pending]] = {}
-_queued_for: int | None = None  # the backward at whose end the pending ones are exchanged
+_queued_for: int | None = None  # graph task of the backward that will exchange them at its end
 
 
 def inside_backward() -> bool:
@@ -58,7 +58,7 @@ def update_running(
 
 
 def exchange_after_backward() -> None:
-    """Have pending contributions exchanged when the current backward ends; layers call this."""
+    """Queue the exchange of pending contributions for the end of the current backward."""
     global _queued_for  # noqa: PLW0603
     backward = torch._C._current_graph_task_id()
     if PENDING and backward != _queued_for:

@@ -1,18 +1,23 @@
 """The C backend: calls the compiled kernels with ctypes."""
 
 import ctypes
+import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ghostbatch.ops.backends.base import Backend, Backward, NormCall
+from ghostbatch.ops.backends.base import SWITCH, Backend, Backward, NormCall
 from ghostbatch.ops.backends.c.build import library
 from ghostbatch.ops.backends.layouts import in_rows, is_readable
 from ghostbatch.ops.running.stats import RunningStats
 
-OTHER, SCALED, RELU, BY_RESULT, BY_INPUT, PASSED = 1, 2, 4, 8, 16, 32
-"""Flags that say what a pass over a ghost does, as in kernels.c."""
+OTHER = 1  # there is a residual, or dy
+SCALED = 2  # dy is multiplied by a factor per channel
+RELU = 4  # apply ReLU
+BY_RESULT = 8  # take ReLU's mask from y
+BY_INPUT = 16  # recompute it from x
+PASSED = 32  # store the gradient of the residual
 
 ROOM, PADDED = 10, 16
 """Doubles of scratch space per thread and channel; channels are padded to a multiple of PADDED."""
@@ -32,7 +37,7 @@ class Work(ctypes.Structure):
     )
 
 
-class Running(ctypes.Structure):
+class CRunning(ctypes.Structure):
     """As in kernels.c."""
 
     _fields_ = (
@@ -47,12 +52,13 @@ class CBackend(Backend):
 
     name = "the C kernels"
 
-    def available(self, device: torch.device, dtype: torch.dtype, interpret: bool) -> bool:
-        """Whether this is a CPU and the kernels compile; the first call for a dtype compiles."""
-        return device.type == "cpu" and not interpret and library(dtype) is not None
+    def available(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether this is a CPU and the kernels compile, on the first call per dtype."""
+        interpreting = os.environ.get(SWITCH) == "interpret"  # which takes CPU tensors, too
+        return device.type == "cpu" and not interpreting and library(dtype) is not None
 
     def supports(self, call: NormCall) -> bool:
-        """Whether the tensors can be read as memory."""
+        """Return whether the tensors can be read as memory."""
         return is_readable(call.x, call.weight, call.bias, call.residual)
 
     def normalise(
@@ -88,9 +94,9 @@ def _run(
     statistics: Tensor,
     tensors: dict[str, Tensor | None],
     flags: int,
-    last: Any,
+    extra: Any,
 ) -> None:
-    """Call a kernel with a `Work` and a ``last`` argument."""
+    """Call a kernel with a `Work`, and ``extra``: running statistics or parameter gradients."""
     x = call.x
     samples, channels = x.shape[:2]
     pixels = x.numel() // (samples * channels)
@@ -115,13 +121,13 @@ def _run(
         eps=call.eps,
         flags=flags,
     )
-    getattr(library(x.dtype), kernel)(ctypes.byref(work), last)
+    getattr(library(x.dtype), kernel)(ctypes.byref(work), extra)
 
 
 def _running(running: RunningStats) -> Any:
     tracked = running.num_batches_tracked
     return ctypes.byref(
-        Running(
+        CRunning(
             mean=running.mean.data_ptr(),
             variance=running.var.data_ptr(),
             tracked=None if tracked is None else tracked.data_ptr(),

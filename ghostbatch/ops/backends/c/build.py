@@ -74,13 +74,13 @@ def _load(compiler: tuple[str, ...], options: tuple[str, ...]) -> ctypes.CDLL:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a library is there and ends in its checksum: one cut short would crash Python."""
+    """Return whether a library ends in its checksum: one cut short would crash Python."""
     content = path.read_bytes() if path.exists() else b""
     return len(content) > 32 and hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def _compile(compiler: tuple[str, ...], options: tuple[str, ...], path: Path) -> Path:
-    """Compile and link, in a new session, so that Ctrl-C in a terminal does not stop that."""
+    """Compile and link in a new session, so that Ctrl-C does not reach the compiler."""
     compiled = str(path.with_suffix(".o"))
     for arguments in (
         (*options, "-c", str(SOURCE), "-o", compiled),

@@ -1,4 +1,4 @@
-/* Ghost norm on a CPU, forward and backward. build.py compiles this file, backend.py calls it.
+/* Ghost norm on a CPU, forward and backward. build.py compiles this file, bind.py calls it.
 
    It is compiled for one dtype of tensors at a time, STORED; statistics and arithmetic are REAL,
    the sums over a ghost double. With BFLOAT16, STORED holds the upper halves of floats.
@@ -37,7 +37,7 @@
 #define PADDED 16 /* rows of scratch space are a multiple of this long: room for any vector */
 #define ROOM 10   /* doubles that a thread needs per channel: see Scratch */
 
-typedef struct {               /* `Work` in backend.py */
+typedef struct {               /* `Work` in bind.py */
     const STORED *x;           /* (N, C, ...), as are the next four: dense, in rows or planes */
     const STORED *other;       /* forward: the residual, or NULL; backward: dy */
     const STORED *mask;        /* backward: y, if ReLU's mask is taken from it */
@@ -59,7 +59,7 @@ typedef struct {               /* `Work` in backend.py */
 
 enum { OTHER = 1, SCALED = 2, RELU = 4, BY_RESULT = 8, BY_INPUT = 16, PASSED = 32 };
 
-typedef struct {             /* `Running` in backend.py: running statistics */
+typedef struct {             /* `CRunning` in bind.py: running statistics */
     REAL *mean, *variance;   /* (C) */
     int64_t *tracked;        /* number of batches, or NULL */
     double momentum;         /* weight of the newest ghost */

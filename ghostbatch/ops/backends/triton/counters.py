@@ -4,8 +4,8 @@ A kernel can use its counters again without clearing them (`primitives.next_tick
 CUDA graph runs often, but never twice at a time, so it keeps its counters; they were cleared before
 the capture, which saves the graph a node for each. Every other launch gets new ones.
 
-Counters for graphs come from a store that the first eager call makes. Compiled code must not make
-it: the memory that it allocates in a warm-up belongs to its graphs, which would use it again.
+Counters for graphs come from a store that the first eager call makes. A warm-up of a CUDA graph
+must not make it: the graph's memory pool would use that memory again.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def counters(device: torch.device, count: int) -> Tensor:
     """Return ``count`` zeroed int64 counters for one kernel."""
     store = _stores.get(device)
     if store is not None and store.taken + count <= len(store.cleared) and _capturing(device):
-        store.taken += count  # for good: a graph does not say when it is gone
+        store.taken += count  # never returned: nothing tells when a graph is destroyed
         return store.cleared[store.taken - count : store.taken]
     return torch.zeros(count, dtype=torch.int64, device=device)
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of ghost norm: statistics now, normalisation a ghost behind.
+"""The Triton kernels of ghost norm: they sum up one ghost while they normalise an earlier one.
 
 The batch is cut into tiles, in the order of the ghosts. A program takes a ticket, t, and
     1. sums up tile t, stores the sums and counts itself in; the last program to do so for a group
@@ -131,9 +131,10 @@ def forward_kernel(
                 if count_in(done) == runs_before * ghosts + ghosts - 1:  # noqa: SIM102
                     if UPDATE_RUNNING:
                         update_running_stats(
-                            mean_ptr, var_ptr, tracked_ptr, statistics_ptr, 2 * ghosts * C, ghosts,
-                            C, tracked_step, kept, rate, log_decay, channel_C, live_C,
-                            TRACKED and block == 0, 16,
+                            mean_ptr, var_ptr, tracked_ptr, moments_ptr=statistics_ptr,
+                            moments_stride=2 * ghosts * C, ghosts=ghosts, C=C, kept=kept, rate=rate,
+                            tracked_step=tracked_step, log_decay=log_decay, channel_C=channel_C,
+                            live_C=live_C, count_batches=TRACKED and block == 0, R=16,
                         )  # fmt: skip
 
         if ticket >= delay:

@@ -1,6 +1,7 @@
 """The Triton backend: launches the kernels. Triton is imported when the first call arrives."""
 
 import math
+import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import ModuleType
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghostbatch.ops.backends.base import Backend, Backward, NormCall
+from ghostbatch.ops.backends.base import SWITCH, Backend, Backward, NormCall
 from ghostbatch.ops.backends.layouts import in_rows, is_readable
 from ghostbatch.ops.backends.triton.counters import counters, make_store
 from ghostbatch.ops.backends.triton.tiling import TilePlan, make_plan, parts, power_of_two, tuning
@@ -23,16 +24,16 @@ class TritonBackend(Backend):
 
     name = "the Triton kernels"
 
-    def available(self, device: torch.device, dtype: torch.dtype, interpret: bool) -> bool:
-        """Whether this is an NVIDIA GPU, or the interpreter is asked for, and a dtype it has."""
+    def available(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether this is an NVIDIA GPU or the interpreter, and a supported dtype."""
         if device.type == "cuda":
             # A GPU with HIP has other caches and wavefronts of 64: nobody has measured there.
             return dtype in DTYPES and torch.version.hip is None
-        return interpret and device.type == "cpu" and dtype in DTYPES
+        return device.type == "cpu" and os.environ.get(SWITCH) == "interpret" and dtype in DTYPES
 
     def supports(self, call: NormCall) -> bool:
-        """Whether the tensors can be read as memory, and the kernels' offsets fit in 32 bits."""
-        _kernels()
+        """Return whether the tensors can be read as memory, and offsets fit in 32 bits."""
+        _kernels()  # raises where Triton cannot be imported
         tensors = (call.x, call.weight, call.bias, call.residual)
         return is_readable(*tensors) and plan_for(call, backward=False).largest_offset < 2**31
 
@@ -157,7 +158,7 @@ def _running_arguments(running: RunningStats | None, moments: Tensor) -> dict[st
 
 
 def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:
-    """Return a tensor that a kernel can take; one that it never reads if there is none."""
+    """Return ``tensor``, or ``unused`` as a placeholder that the kernel never reads."""
     if tensor is None:
         return unused
     return tensor.contiguous() if tensor.dim() == 1 else tensor

@@ -58,7 +58,8 @@ def running_kernel(
     """Update the running statistics of a block of channels; arguments as above."""
     channel_C = tl.program_id(0) * BC + tl.arange(0, BC)
     update_running_stats(
-        mean_ptr, var_ptr, tracked_ptr, moments_ptr, moments_stride, ghosts, C, tracked_step,
-        kept, rate, log_decay, channel_C, channel_C < C,
-        TRACKED and tl.program_id(0) == 0, R,
+        mean_ptr, var_ptr, tracked_ptr, moments_ptr=moments_ptr, moments_stride=moments_stride,
+        ghosts=ghosts, C=C, kept=kept, rate=rate, tracked_step=tracked_step, log_decay=log_decay,
+        channel_C=channel_C, live_C=channel_C < C,
+        count_batches=TRACKED and tl.program_id(0) == 0, R=R,
     )  # fmt: skip

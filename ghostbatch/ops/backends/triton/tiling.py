@@ -18,7 +18,7 @@ LANES = 32
 
 @dataclass(frozen=True)
 class Tuning:
-    """Settings that change the speed of a kernel and, but for the rounding of sums, no result."""
+    """Settings of a kernel: they affect its speed, and results only by the rounding of sums."""
 
     warps: int = 4
     vectors: int = 8

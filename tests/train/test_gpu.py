@@ -1,0 +1,48 @@
+"""On a GPU: the host does not wait for it, and runs continue there from a CPU's checkpoint."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ghostbatch import train
+from ghostbatch.data import load, open_feed
+from ghostbatch.train.ranks import Ranks
+from ghostbatch.train.split import split_batch
+from ghostbatch.train.state import State, parameter_dtype
+from ghostbatch.train.update import Update
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"augment": True}, {"noise": True}, {"clip": None}], ids=str
+)
+def test_an_update_does_not_wait_for_the_gpu(tiny, changes):
+    recipe, device, data = replace(tiny, **changes), torch.device("cuda"), load("digits")
+    state = State(recipe.plan(data.info.samples), data.info, device)
+    settings = {"batch": recipe.batch, "seed": recipe.seed, "augment": recipe.augment}
+    feed = open_feed(data, device=device, dtype=parameter_dtype(recipe), **settings)
+    update = Update(state, feed, split_batch(recipe, state.model, None, 1), Ranks())
+    update()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert state.monitor.read().problem is None
+    assert state.update == 2
+
+
+def test_a_run_that_was_interrupted_on_a_cpu_continues_on_a_gpu_and_back(tiny, tmp_path):
+    def run_until(update, device):
+        def interrupt(record):
+            if record.update >= update:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny, out=tmp_path, device=device, on_record=interrupt, checkpoint_updates=1)
+
+    run_until(5, "cpu")
+    run_until(10, "cuda")
+    assert train(tiny, out=tmp_path, device="cpu").status == "finished"
