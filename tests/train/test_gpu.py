@@ -15,6 +15,7 @@ from ghostbatch.train.update import Update
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize(
     "changes", [{}, {"augment": True}, {"noise": True}, {"clip": None}], ids=str
 )
