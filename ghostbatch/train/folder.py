@@ -83,10 +83,11 @@ class RunFolder:
         """Return the summary, or None if the run has not ended."""
         return read_summary(self._summary)
 
-    def end(self, summary: Summary) -> None:
-        """Write the summary; its presence means that the run has ended."""
+    def end(self, summary: Summary) -> Summary:
+        """Write the summary and return it; its presence means that the run has ended."""
         with atomic_file(self._summary) as file:
             file.write(to_json(summary).encode() + b"\n")
+        return summary
 
 
 def read_header(folder: Path) -> dict[str, Any]:

@@ -119,11 +119,7 @@ class Journal:
             reason=reason,
         )
 
-        def write() -> Summary:
-            self.folder.end(summary)
-            return summary
-
-        return self.ranks.on_rank_zero(write)
+        return self.ranks.on_rank_zero(lambda: self.folder.end(summary))
 
     def close(self) -> None:
         """Close the file of records."""

@@ -25,10 +25,8 @@ from ghostbatch.train.split import BatchSplit, explain_out_of_memory, split_batc
 from ghostbatch.train.state import State, parameter_dtype
 from ghostbatch.train.update import Update
 
-DEVICES = ("cpu", "cuda")
-
-READ_EVERY = 20
-"""Updates between two readings of the monitor on a GPU, at most."""
+READ_EVERY = {"cpu": 1, "cuda": 20}
+"""The devices, and updates between two readings of the monitor there: each waits for the GPU."""
 
 
 def train(
@@ -129,7 +127,7 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
     """Update until the end; log, evaluate and save on the way; return the summary."""
     state = update.state
     log_updates, eval_updates = _schedule(state.plan.updates, evaluations)
-    read_every = _read_every(state.device, journal.checkpoint_updates)
+    read_every = min(most := READ_EVERY[state.device.type], journal.checkpoint_updates or most)
     if state.update == 0:
         journal.record_validation()
     while state.update < state.end:
@@ -154,11 +152,6 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
         journal.save_if_due(next_chance=read_every)
     journal.save()
     return journal.end()
-
-
-def _read_every(device: torch.device, checkpoint_updates: int | None) -> int:
-    """Return the updates between two readings of the monitor; on a GPU each one waits for it."""
-    return min(READ_EVERY, checkpoint_updates or READ_EVERY) if device.type == "cuda" else 1
 
 
 def _schedule(updates: int, evaluations: int) -> tuple[set[int], set[int]]:
@@ -190,7 +183,7 @@ def find_device(name: str | torch.device | None) -> torch.device:
             name = device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             kind, remedy = RankLocalError, "use as many ranks as this machine has GPUs, or cpu"
         torch.empty(0, device=device)
-        usable = device.type in DEVICES
+        usable = device.type in READ_EVERY
     except (RuntimeError, AssertionError):  # which one depends on PyTorch's build
         usable = False
     if not usable:

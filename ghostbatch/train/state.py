@@ -14,6 +14,7 @@ from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.monitor import Monitor
 from ghostbatch.train.reference import DropTargets
 
+PARTS = ("model", "optimizer", "scheduler", "distance")
 KERNELS = ("fused", "foreach")
 """Options of an optimizer that depend on its device, not on the run."""
 
@@ -75,21 +76,17 @@ class State:
             return self.plan.updates
         return drops[-1] + self.plan.phases[-1]
 
-    def _parts(self) -> dict[str, Any]:
-        names = ("model", "optimizer", "scheduler", "distance")
-        return {name: getattr(self, name) for name in names}
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain containers and tensors."""
-        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        parts = {name: getattr(self, name).state_dict() for name in PARTS}
         counts = {"update": self.update, "seconds": self.seconds}
         return {**parts, **self.monitor.state_dict(), **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state`` was taken, also on another kind of device."""
         kernels = [{k: group[k] for k in KERNELS} for group in self.optimizer.param_groups]
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
+        for name in PARTS:
+            getattr(self, name).load_state_dict(state[name])
         for group, own in zip(self.optimizer.param_groups, kernels, strict=True):
             group.update(own)
         self.monitor.load_state_dict(state)

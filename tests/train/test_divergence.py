@@ -212,7 +212,7 @@ def test_a_diverged_update_leaves_the_weights_alone_and_is_named_however_late_it
     tiny, tmp_path, turning, monkeypatch, how, problem, where, read_every
 ):
     turning(how)
-    monkeypatch.setattr(loop, "_read_every", lambda *_: read_every)
+    monkeypatch.setitem(loop.READ_EVERY, "cpu", read_every)
     recipe = replace(tiny, model="turning", ghost=None, regime=replace(tiny.regime, epochs=0.32))
     summary = train(recipe, out=tmp_path, evaluations=1, checkpoint_seconds=0)
     assert (summary.status, summary.updates) == ("diverged", 10)
