@@ -57,7 +57,11 @@ def ghost_batch_norm(
         by_batch = training or running_mean is None
         y = F.batch_norm(x, running_mean, running_var, weight, bias, by_batch, momentum or 0.0, eps)
         return _add_and_activate(y, residual, activation)
-    _check_ghosts(x, ghost)
+    if min(ghost_sizes(x.shape[0], ghost)) == 1 and values_per_channel(x[:1]) == 1:
+        shape = (1, *x.shape[1:])
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got a ghost of size {shape}"
+        )
     if momentum is None and running_mean is not None and num_batches_tracked is None:
         raise ValueError("momentum=None (a cumulative average) needs num_batches_tracked")
     stats = None
@@ -151,15 +155,6 @@ def _check_tensors(x: Tensor, residual: Tensor | None, **others: Tensor | None) 
     if residual is not None and residual.shape != x.shape:
         raise ValueError(
             f"residual should be of size {tuple(x.shape)}, got {tuple(residual.shape)}"
-        )
-
-
-def _check_ghosts(x: Tensor, ghost: int) -> None:
-    """Raise ValueError if a ghost has only one value per channel."""
-    if min(ghost_sizes(x.shape[0], ghost)) == 1 and values_per_channel(x[:1]) == 1:
-        raise ValueError(
-            "Expected more than 1 value per channel when training, "
-            f"got a ghost of size {(1, *x.shape[1:])}"
         )
 
 

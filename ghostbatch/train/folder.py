@@ -47,6 +47,9 @@ class RunFolder:
         """Write ``run.json`` of a new run; return the thread count that the run started with."""
         header = self.header()
         if not header:
+            processor = f"{device.type} ({platform.machine()})"
+            if device.type == "cuda":
+                processor = torch.cuda.get_device_name(device)
             header = {
                 "recipe": self.recipe.as_dict(),
                 "samples": self.samples,
@@ -55,7 +58,7 @@ class RunFolder:
                     "torch": torch.__version__,
                     "python": platform.python_version(),
                 },
-                "device": _describe(device),
+                "device": processor,
                 "threads": threads,
                 "commit": _commit(),
             }
@@ -101,12 +104,6 @@ def read_header(folder: Path) -> dict[str, Any]:
         problem = f"{path} was not written by this version of ghostbatch"
         raise InputError("out", problem, "choose another folder") from None
     return dict(header)
-
-
-def _describe(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()})"
 
 
 def _commit() -> str | None:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from ghostbatch.data import Data, Feed, OnBadImage, load, open_feed
-from ghostbatch.diagnostics import log_spaced
+from ghostbatch.diagnostics import DistanceScheduler, log_spaced
 from ghostbatch.errors import InputError, RankLocalError, check_positive
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
@@ -167,8 +167,9 @@ def _restore(state: State, folder: RunFolder, ranks: Ranks) -> int:
     if saved is not None:
         state.load_state_dict(saved["state"])
         return int(saved["metrics"])
-    if state.plan.recipe.hold == "distance":
-        state.follow(ranks.on_rank_zero(lambda: read_drop_targets(state.plan)))
+    if isinstance(state.scheduler, DistanceScheduler):
+        targets = ranks.on_rank_zero(lambda: read_drop_targets(state.plan))
+        state.scheduler.follow(state.plan.regime, *targets)
     return 0
 
 

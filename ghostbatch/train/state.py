@@ -41,7 +41,7 @@ class State:
         """Where dropout layers read which samples they see; None if there are none."""
 
     def _build_scheduler(self) -> RegimeScheduler:
-        """Return the scheduler; one that holds the distance gets its targets from `follow`."""
+        """Return the scheduler; one that holds the distance gets its targets later."""
         plan = self.plan
         sizes = {"samples_per_epoch": plan.samples, "batch": plan.held_batch}
         if plan.recipe.hold != "distance":
@@ -55,11 +55,6 @@ class State:
             longest=longest,
             **sizes,
         )
-
-    def follow(self, targets: DropTargets) -> None:
-        """Drop the rate at the distances at which the reference run dropped it."""
-        if isinstance(self.scheduler, DistanceScheduler):
-            self.scheduler.follow(self.plan.regime, *targets)
 
     @property
     def drops(self) -> tuple[int, ...]:
