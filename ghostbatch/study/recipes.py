@@ -139,6 +139,6 @@ def find_recipe(name: str) -> Recipe:
 
 
 def look_up(field: str, name: str, known: dict[str, Callable[[], Found]]) -> Found:
-    """Return what a table makes of a name; refuse a name that it does not have."""
+    """Return the result of the function that ``known`` has under ``name``; refuse unknown names."""
     check_choice(field, name, known)
     return known[name]()

@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def cost(self) -> float:
-        """Work in samples; an update costs about 32 of them, however small its batch."""
+        """Estimated work in samples: each update costs its batch plus an overhead of about 32."""
         return self.plan.updates * (self.recipe.batch + 32)
 
     def folder(self, out: Path) -> Path:
@@ -68,7 +68,7 @@ class Row:
     """A row of a study's table: a recipe for each column."""
 
     columns: dict[str, Recipe]
-    """With hold "distance", the reference names the column whose run of the same seed to follow."""
+    """With hold "distance", a recipe's reference is the column to follow, at the same seed."""
     figures: tuple[str, ...] = FIGURES
     """Figures that the report draws of the row."""
     note: str = ""
@@ -95,9 +95,9 @@ class Study:
         seeds: Sequence[int] | None = None,
         out: Path = Path(),
     ) -> list[Cell]:
-        """Return all runs, or those of some columns and seeds; the longest first, followers last.
+        """Return all runs, or those of some columns and seeds, by falling cost.
 
-        A column that one of the chosen columns follows is chosen too.
+        Runs that follow another come last. A column that a chosen column follows is chosen too.
         """
         for column in only or ():
             check_choice("columns", column, self.columns)
@@ -135,7 +135,7 @@ def quick() -> Study:
 
 
 def walk() -> Study:
-    """The theory simulated: walkers on a rough line, which get (log t)^2 far, and on a flat one.
+    """Random walkers on a rough line, where distance grows as (log t)^2, and on a flat one.
 
     Command: ``ghostbatch study walk``.
     Expected: exponents of log t near 2 on the rough line, and sqrt t on the flat one.
@@ -162,6 +162,8 @@ def diffusion() -> Study:
     scaled rate against noise; drops decided by distance against +RA; the first phase from a quarter
     to four times as long, with the same later phases. Instrument: the loss around the initial
     weights.
+    Expected: docs/diffusion.md.
+    Cost: 13 minutes on two cores.
     """
     base = find_recipe("f1-digits")
     high = replace(base, regime=Regime(lr=base.regime.lr, epochs=16))
