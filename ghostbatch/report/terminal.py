@@ -26,7 +26,7 @@ def progress_bars(console: Console) -> Progress:
 
 
 class StudyProgress:
-    """Shows a study's progress: a bar per running cell, or a line per ended one if no terminal.
+    """Shows a study's progress: a bar per running cell in a terminal, else a line per ended cell.
 
     Pass `on_event` to `run_study`.
     """
