@@ -56,22 +56,18 @@ class LocalExecutor:
 
     def _events(self, job: Job, worker: Worker) -> Iterator[Event]:
         stdout = cast(IO[bytes], worker.stdout)
-        while True:
-            try:
-                reply = pickle.load(stdout)  # noqa: S301 (from our own process)
-            except (EOFError, pickle.UnpicklingError):
-                raise WorkerDied(job) from None
-            if isinstance(reply, Record):
+        try:
+            while isinstance(reply := pickle.load(stdout), Record):  # noqa: S301 (from our process)
                 yield reply
-                continue
-            if job.where.device == "cpu":
-                self._idle.append(worker)
-            else:  # end it: an idle worker would keep memory of the GPU
-                worker.communicate()
-            if isinstance(reply, Exception):
-                raise reply
-            yield reply
-            return
+        except (EOFError, pickle.UnpicklingError):
+            raise WorkerDied(job) from None
+        if job.where.device == "cpu":
+            self._idle.append(worker)
+        else:  # end it: an idle worker would keep memory of the GPU
+            worker.communicate()
+        if isinstance(reply, Exception):
+            raise reply
+        yield reply
 
     def close(self) -> None:
         """Have every worker save a checkpoint and end; an interrupt meanwhile kills them."""

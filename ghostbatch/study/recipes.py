@@ -6,13 +6,10 @@ ghosts of 128 unless they say otherwise. Recipes in `PROVISIONAL` are not calibr
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 from ghostbatch.errors import check_choice
 from ghostbatch.optim import Regime
 from ghostbatch.recipe import Recipe
-
-Found = TypeVar("Found")
 
 
 def small_batch(
@@ -134,11 +131,6 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return the recipe of that name."""
-    return look_up("recipe", name, RECIPES)
-
-
-def look_up(field: str, name: str, known: dict[str, Callable[[], Found]]) -> Found:
-    """Return the result of the function that ``known`` has under ``name``; refuse unknown names."""
-    check_choice(field, name, known)
-    return known[name]()
+    """Return the recipe of that name; refuse an unknown name."""
+    check_choice("recipe", name, RECIPES)
+    return RECIPES[name]()

@@ -10,7 +10,7 @@ from ghostbatch.errors import check_choice
 from ghostbatch.optim import Regime
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.study.instruments import Instrument
-from ghostbatch.study.recipes import find_recipe, look_up
+from ghostbatch.study.recipes import find_recipe
 
 Step = Callable[[Recipe], Recipe]
 
@@ -213,5 +213,6 @@ STUDIES: dict[str, Callable[[], Study]] = {
 
 
 def find_study(name: str) -> Study:
-    """Return the study of that name."""
-    return look_up("study", name, STUDIES)
+    """Return the study of that name; refuse an unknown name."""
+    check_choice("study", name, STUDIES)
+    return STUDIES[name]()
