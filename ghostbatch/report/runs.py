@@ -67,7 +67,7 @@ def read_results(folder: Path) -> Results:
             paths = [p for p in paths if p.is_relative_to(top) and (p / "run.json").exists()]
             if paths:
                 runs[row, column] = [_read_run(path) for path in paths]
-    if not runs:  # of a study: then every run is a single one, under the name of its folder
+    if not runs:  # that a study declares: each is a single run, under the name of its folder
         study = replace(study, rows={})
         for path in sorted(top.rglob("run.json")):
             run, name = _read_run(path.parent), str(path.parent.relative_to(top.parent))

@@ -80,5 +80,5 @@ class LocalExecutor:
                     worker.wait(max(0.0, deadline - time.monotonic()))
         finally:
             for worker in self._workers:
-                with suppress(BrokenPipeError), worker:
+                with suppress(BrokenPipeError), worker:  # leaving it closes its pipes and waits
                     worker.kill()

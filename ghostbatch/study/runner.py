@@ -51,7 +51,8 @@ def run_study(
 
     """
     check_positive(jobs=jobs, threads=where.threads, micro=where.micro)
-    find_device(where.device)
+    if where.device is not None:
+        find_device(where.device)  # refuses one that is not there
     held_part(study, cells, read_study(out))  # refuses the folder of another study
     for cell in cells:  # refuse a folder of another recipe, or with files that cannot be read
         folder = RunFolder(cell.folder(out), cell.plan)
