@@ -4,12 +4,11 @@
     python benchmarks/norm_layer.py --device cuda        # this GPU: see norm_layer_gpu.py
     python benchmarks/norm_layer.py --json results/norm_layer/cpu.json
 
-Variants are interleaved, one call of each in turn, in a new order every turn, and medians are
-compared, so that a slow moment of the machine, or the caches that another one left behind, hits all
-of them; compiled ones take turns among themselves. On a CPU the allocator
-is told to keep freed memory: else the page faults of fresh outputs, the same for everyone, hide
-the rest. Where a process's memory happens to lie matters too, so everything is measured in several
-processes, and the ratios given are medians over them, with the smallest and the largest.
+Variants take turns, one call each, in random order, and medians are compared, so that slow moments
+and cache contents affect all alike. Compiled variants take turns among themselves. On a CPU the
+allocator keeps freed memory: otherwise the page faults of fresh outputs, the same for all variants,
+would hide the rest. The addresses of a process's memory matter too, so everything is measured in
+several processes; ratios are medians over them, with the smallest and the largest.
 """
 
 import argparse
@@ -93,7 +92,7 @@ def write(path: Path | None, device: torch.device, figures: dict[str, Any]) -> N
 
 
 def combine(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over processes; ratios are taken within each process first."""
+    """Return medians over processes; ratios are taken within each process first."""
     times = [run["milliseconds"] for run in runs]
     ratios = {
         peer: {
@@ -110,7 +109,7 @@ def combine(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> dict[str, Any]:
-    """Median milliseconds of every variant on one shape."""
+    """Return the median milliseconds of every variant on one shape."""
     shape, dtype, layout = case
     keep_freed_memory()
     x = torch.randn(shape, device=device, dtype=dtype)
@@ -139,7 +138,7 @@ def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> d
 
 
 def eager(shape: tuple[int, ...]) -> Iterator[tuple[str, nn.Module]]:
-    """Ours first, then the peers that can be had here."""
+    """Yield name and layer: ours, then every installed peer."""
     ours, plain = (
         (GhostBatchNorm1d, nn.BatchNorm1d)
         if len(shape) == 2
@@ -161,14 +160,14 @@ def eager(shape: tuple[int, ...]) -> Iterator[tuple[str, nn.Module]]:
 
 
 def compiled_code(shape: tuple[int, ...]) -> Iterator[tuple[str, nn.Module]]:
-    """What torch.compile makes; its entry code is slow to start, so it takes turns by itself."""
+    """Yield the compiled peers, timed apart: their first call after another layer is slow."""
     plain = nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d
     yield "BatchNorm compiled", torch.compile(plain(shape[1]))
     yield "plain code compiled", torch.compile(PlainCode(shape[1]))
 
 
 class Loop(nn.Module):
-    """Ghost norm as most projects have it."""
+    """Ghost norm as a loop over chunks."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -199,14 +198,14 @@ class PlainCode(nn.Module):
 
 
 def clock(call: Callable[[], None]) -> float:
-    """Milliseconds of one call."""
+    """Return the milliseconds of one call."""
     began = time.perf_counter()
     call()
     return 1e3 * (time.perf_counter() - began)
 
 
 def show(result: dict[str, Any]) -> str:
-    """One shape as lines of a table, with ratios to the two peers that matter."""
+    """Return the lines of a table for one shape, with ratios to the two main peers."""
     times = result["milliseconds"]
     shape = ",".join(map(str, result["shape"]))
     lines = [f"({shape}) {result['dtype']} {result['layout']}"]
@@ -220,7 +219,7 @@ def show(result: dict[str, Any]) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc to reuse memory instead of returning it to the system; elsewhere nothing."""
+    """Make glibc reuse freed memory instead of returning it; do nothing on other systems."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         mmap_threshold, trim_threshold = -3, -1
@@ -229,7 +228,7 @@ def keep_freed_memory() -> None:
 
 
 def hardware(device: torch.device) -> str:
-    """The name of what was measured."""
+    """Return the name of the processor or GPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with suppress(OSError):
@@ -240,7 +239,7 @@ def hardware(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What it was measured with."""
+    """Return the versions of ghostbatch, torch and Python."""
     return {
         "ghostbatch": __version__,
         "torch": torch.__version__,

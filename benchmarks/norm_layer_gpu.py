@@ -32,21 +32,20 @@ OTHERS: list[Case] = [
     for s in SHAPES
     if (dtype, layout) != (torch.bfloat16, "channels_last")
 ]
-TURNS, AT_LEAST = (
-    15,
-    2.0,
-)  # replays of each variant are grouped until they last so many milliseconds
+TURNS = 15
+AT_LEAST = 2.0
+"""Milliseconds that one timing lasts; short graphs are replayed several times."""
 
 
 class Ghost(nn.Module):
-    """Our layer with what can be fused into it."""
+    """Our layer with residual and ReLU fused into it."""
 
     def __init__(self, channels: int, activation: str | None) -> None:
         super().__init__()
         self.norm, self.activation = GhostBatchNorm2d(channels, GHOST), activation
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Normalise, add, clip."""
+        """Return relu(norm(x) + residual)."""
         norm = self.norm
         buffers = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
         options: Any = {"activation": self.activation, "residual": residual, "ghost": GHOST}
@@ -56,21 +55,21 @@ class Ghost(nn.Module):
 
 
 class Plain(nn.Module):
-    """The peer, with the same things after it."""
+    """nn.BatchNorm2d with the same residual and ReLU."""
 
     def __init__(self, channels: int, activation: str | None) -> None:
         super().__init__()
         self.norm, self.activation = nn.BatchNorm2d(channels), activation
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Normalise, add, clip."""
+        """Return relu(norm(x) + residual)."""
         y = self.norm(x)
         y = y if residual is None else y + residual
         return F.relu(y) if self.activation else y
 
 
 def variants(channels: int, compiled: bool) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Name, layer, and whether it takes a residual."""
+    """Yield name, layer, and whether it takes a residual."""
     yield "ghostbatch", GhostBatchNorm2d(channels, GHOST), False
     yield "BatchNorm", nn.BatchNorm2d(channels), False
     yield "loop over chunks", Loop(nn.BatchNorm2d(channels)), False
@@ -86,7 +85,7 @@ def variants(channels: int, compiled: bool) -> Iterator[tuple[str, nn.Module, bo
 
 
 def report(compiled: bool, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Measure all cases; ratios and their geometric means over the headline's five shapes."""
+    """Measure all cases; return them, with geometric means over the headline's five shapes."""
     per_byte = milliseconds_per_byte()
     results = []
     for number, case in enumerate(HEADLINE + OTHERS):
@@ -115,7 +114,7 @@ def report(compiled: bool, show: Callable[[dict[str, Any]], None]) -> dict[str, 
 
 
 def measure(case: Case, compiled: bool, per_byte: float) -> dict[str, Any]:
-    """Median milliseconds of a replay, and peak memory, of every variant on one shape."""
+    """Return the median milliseconds of a replay and the peak memory of every variant."""
     shape, dtype, layout = case
     kind = torch.channels_last if layout == "channels_last" else torch.contiguous_format
     x, dy, residual = (
@@ -142,17 +141,17 @@ def measure(case: Case, compiled: bool, per_byte: float) -> dict[str, Any]:
 
 
 def training_step(layer: nn.Module, x: Tensor, dy: Tensor, residual: Tensor | None) -> Step:
-    """Forward and backward, from detached leaves."""
+    """Return a step: forward and backward, from detached leaves."""
     leaves = [t.detach().requires_grad_() for t in (x, residual) if t is not None]
     wanted = [*leaves, *layer.parameters()]
     return lambda: torch.autograd.grad(layer(*leaves), wanted, dy)
 
 
 def peak(step: Step) -> int:
-    """Bytes that a step needs beyond its inputs, at its worst moment."""
+    """Return the peak memory of a step beyond its inputs, in bytes."""
     step()
     torch.cuda.synchronize()
-    gc.collect()  # what others left behind must not go while this is measured
+    gc.collect()  # or garbage would be freed during the measurement
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     step()
@@ -161,7 +160,7 @@ def peak(step: Step) -> int:
 
 
 def captured(step: Step) -> torch.cuda.CUDAGraph:
-    """The step as a graph, after it has warmed up."""
+    """Return the step as a graph, after a warm-up."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -175,7 +174,7 @@ def captured(step: Step) -> torch.cuda.CUDAGraph:
 
 
 def in_turns(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
-    """Median milliseconds of each graph; a slow moment of the machine hits all of them."""
+    """Return the median milliseconds of each graph; they take turns, so slow moments hit all."""
     counts = {name: max(1, round(AT_LEAST / clock(graph, 3))) for name, graph in graphs.items()}
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(TURNS):
@@ -185,7 +184,7 @@ def in_turns(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
 
 
 def clock(graph: torch.cuda.CUDAGraph, count: int) -> float:
-    """Milliseconds of one replay among ``count`` in a row."""
+    """Return the milliseconds of one replay among ``count`` in a row."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     graph.replay()
     begin.record()
@@ -197,9 +196,9 @@ def clock(graph: torch.cuda.CUDAGraph, count: int) -> float:
 
 
 def milliseconds_per_byte() -> float:
-    """Of a large copy on this GPU, read and written bytes counted.
+    """Return the milliseconds per byte of a large copy, counting reads and writes.
 
-    Not in a graph: there a copy becomes a node of its own kind, which was a third slower.
+    Not in a graph, where a copy was a third slower.
     """
     large = torch.empty(1 << 28, dtype=torch.float32, device="cuda").normal_()
     target = torch.empty_like(large)
@@ -215,13 +214,13 @@ def milliseconds_per_byte() -> float:
 
 
 def geometric(values: Iterator[float]) -> float:
-    """Their geometric mean."""
+    """Return the geometric mean."""
     several = list(values)
     return float(prod(several) ** (1 / len(several)))
 
 
 def show(result: dict[str, Any]) -> None:
-    """One shape as lines of a table."""
+    """Print the lines of a table for one shape."""
     times, memory = result["milliseconds"], result["peak memory, in tensors"]
     shape = ",".join(map(str, result["shape"]))
     print(f"({shape}) {result['dtype']} {result['layout']}  limit {result['limit']:.3f} ms")

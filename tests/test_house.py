@@ -91,9 +91,15 @@ def test_an_unknown_attribute_is_an_attribute_error():
         ghostbatch.to_goats  # noqa: B018 (the access is the test)
 
 
-def test_every_public_name_is_there_and_documented():
-    for name in ghostbatch.__all__:
-        assert getattr(ghostbatch, name).__doc__, name
+@pytest.mark.parametrize("name", sorted({*ghostbatch.__all__} - {"LOCAL"}))
+def test_every_public_name_is_there_and_documented(name):
+    documentation = getattr(ghostbatch, name).__doc__
+    assert documentation
+    assert not documentation.startswith(f"{name}(")  # as Python documents a bare dataclass
+
+
+def test_the_public_constant_is_there():
+    assert ghostbatch.LOCAL == "local"
 
 
 def test_the_library_works_without_fcntl_and_register_at_fork(tmp_path):

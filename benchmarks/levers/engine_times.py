@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -26,7 +27,7 @@ KINDS = {  # of kernels, by a part of their name; the first that fits
 }
 
 
-def main(cases: str = CASES, variants: str = "") -> None:
+def main(cases: str = CASES, variants: str = "", path: Path | None = None) -> None:
     """Check and time every case; write and print what is known after each."""
     torch.backends.cudnn.allow_tf32 = False
     data = Data.random(50000 if DEVICE == "cuda" else 64)
@@ -35,7 +36,7 @@ def main(cases: str = CASES, variants: str = "") -> None:
         network, _, size = case.partition(":")
         found = _measure(network, int(size), data, variants)
         results.append({"network": network, "batch": int(size)} | found)
-        write("engine", {"results": results})
+        write(path, {"results": results})
         print(network, size, {k: round(v, 3) for k, v in results[-1]["kinds"].items()}, flush=True)
     print("milliseconds per update; images/s of the last variant")
     names = list(results[0]["milliseconds"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ CASES: list[tuple[int, Shape, int, list[Fold]]] = [  # batch, shape, pixels, var
 ]
 
 
-def main() -> None:
+def main(path: Path | None = None) -> None:
     """Check and time all cases, and the unfolding of all weights of ResNet44."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False
@@ -65,7 +66,7 @@ def main() -> None:
             times = _measure(batch, shape, pixels, fold)
             case = {"batch": batch, "shape": [*shape, pixels], "fold": _name(fold)}
             results.append(case | times | {"sum": sum(times.values())})
-    write("fold", {"results": results})
+    write(path, {"results": results})
     parts = ["forward", "dgrad", "wgrad", "sum"]
     rows: list[list[object]] = []
     for r in results:

@@ -3,7 +3,7 @@
     python benchmarks/levers/measure.py --part pool
     python benchmarks/levers/measure.py --part engine --cases resnet44:4096,vgg:4096
 
-Each part checks its results against PyTorch, writes $OUT/PART.json and prints a table last.
+Each part checks its results against PyTorch and prints a table last.
 """
 
 import argparse
@@ -27,6 +27,7 @@ if __name__ == "__main__":
     parser.add_argument("--part", choices=PARTS, required=True)
     parser.add_argument("--cases", help="NETWORK:BATCH,... for engine and peers")
     parser.add_argument("--variants", help="NAME,... for engine; all if left out")
+    parser.add_argument("--json", type=Path, dest="path", help="write the figures here too")
     options = vars(parser.parse_args())
     part = import_module(PARTS[options.pop("part")])
     part.main(**{name: value for name, value in options.items() if value is not None})

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,13 +26,13 @@ GHOST = 128 if DEVICE == "cuda" else 2
 SHAPES = [(16, 32), (64, 32)] if DEVICE == "cuda" else [(16, 4)]
 
 
-def main() -> None:
+def main(path: Path | None = None) -> None:
     """Check and time all shapes."""
     per_millisecond = bytes_per_millisecond()
     results = []
     for channels, pixels in SHAPES:
         results.append(_measure(channels, pixels, per_millisecond))
-        write("norm", {"GB/s": per_millisecond / 1e6, "results": results})
+        write(path, {"GB/s": per_millisecond / 1e6, "results": results})
     print("backward with residual and ReLU and two gradients: milliseconds, bf16, channels_last")
     names = list(results[0]["milliseconds"])
     rows = [[name, *(r["milliseconds"][name] for r in results)] for name in names]

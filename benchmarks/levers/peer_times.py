@@ -1,6 +1,7 @@
 """What a PyTorch user would write: plain batch norm, torch.compile, and one CUDA graph."""
 
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +13,7 @@ from timing import DEVICE, show, write
 PEER = replace(EAGER, graph=True, compiled=True)
 
 
-def main(cases: str = CASES) -> None:
+def main(cases: str = CASES, path: Path | None = None) -> None:
     """Time every case."""
     torch.backends.cudnn.benchmark = True
     data = Data.random(50000 if DEVICE == "cuda" else 64)
@@ -30,7 +31,7 @@ def main(cases: str = CASES) -> None:
             | {"images/s": int(size) / spent * 1e3, "seconds to compile": ready}
         )
         del update
-        write("peers", {"results": results})
+        write(path, {"results": results})
         print(results[-1], flush=True)
     columns = ["network", "batch", "milliseconds", "images/s", "seconds to compile"]
     show(columns, [[r[c] for c in columns] for r in results])

@@ -1,6 +1,7 @@
 """Max pooling on the GPU: checked against PyTorch, timed against PyTorch and against its bytes."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pool
@@ -34,7 +35,7 @@ SWEEP = [
 ]
 
 
-def main() -> None:
+def main(path: Path | None = None) -> None:
     """Check and time all shapes; sweep the settings on the largest ones."""
     per_millisecond = bytes_per_millisecond()
     for dtype in (torch.float32, torch.bfloat16):
@@ -46,7 +47,7 @@ def main() -> None:
         for shape in shapes
     ]
     swept = [_sweep(*shape) for shape in [(64, 32, 2), (256, 8, 2), (64, 32, 3), (64, 15, 3)]]
-    write("pool", {"GB/s": per_millisecond / 1e6, "results": results, "sweep": swept})
+    write(path, {"GB/s": per_millisecond / 1e6, "results": results, "sweep": swept})
     for sweep in swept:
         print(sweep["shape"])
         show(["settings", "forward", "backward"], sweep["rows"])

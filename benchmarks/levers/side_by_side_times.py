@@ -1,6 +1,7 @@
 """Eight runs of batch 128 on one GPU: branches of one graph, and graphs on streams."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class OnStream:
             self.update(draws)
 
 
-def main(cases: str = CASES) -> None:
+def main(cases: str = CASES, path: Path | None = None) -> None:
     """Time one run alone, then eight both ways; compare the weights with those of runs alone."""
     torch.backends.cudnn.benchmark = True
     data = Data.random(50000 if DEVICE == "cuda" else 64)
@@ -75,7 +76,7 @@ def main(cases: str = CASES) -> None:
             runs = 1 if way == "one run" else RUNS
             result[f"{way}, images/s"] = runs * BATCH / result[f"{way}, ms"] * 1e3
         results.append(result)
-        write("side-by-side", {"results": results})
+        write(path, {"results": results})
     print(f"{RUNS} runs of batch {BATCH}; ms for one update of all")
     columns = [c for c in results[0] if c != "network"]
     show(["", *(r["network"] for r in results)], [[c, *(r[c] for r in results)] for c in columns])

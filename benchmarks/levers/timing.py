@@ -1,7 +1,6 @@
 """Times of GPU work: CUDA graphs replayed between events, medians, and a table at the end."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -65,7 +64,7 @@ def _replay(graph: torch.cuda.CUDAGraph, times: int) -> float:
 
 
 def buffers(make: Callable[[], Tensor], others: int = 0) -> list[Tensor]:
-    """Make 2 to 16 inputs, so many that a step on each touches several times the L2 cache.
+    """Make 2 to 16 inputs; steps on all of them together touch several times the L2 cache.
 
     ``others`` counts the bytes that a step touches besides its input.
     """
@@ -94,12 +93,12 @@ def demand(fine: bool, message: str) -> None:
         raise SystemExit(f"WRONG RESULT: {message}")
 
 
-def write(name: str, report: dict[str, Any]) -> None:
-    """Write a report as JSON into the folder that OUT names."""
-    folder = Path(os.environ.get("OUT", "."))
+def write(path: Path | None, report: dict[str, Any]) -> None:
+    """Write a report as JSON, if there is a path."""
     gpu = torch.cuda.get_device_name() if DEVICE == "cuda" else None
     machine = {"gpu": gpu, "torch": torch.__version__}
-    (folder / f"{name}.json").write_text(json.dumps(machine | report, indent=1))
+    if path is not None:
+        path.write_text(json.dumps(machine | report, indent=1))
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -28,7 +28,7 @@ class StudyOptions:
     seeds: str | None = None
     """Only these seeds, for example 0,1,2."""
     jobs: int = field(default_factory=cores)
-    """How many runs work side by side at most."""
+    """Largest number of runs at a time."""
     where: Annotated[Where, tyro.conf.arg(name="")] = field(default_factory=Where)
 
 

@@ -22,7 +22,7 @@ from ghostbatch.train.reference import read_drop_targets
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Arguments of `train` by their own names."""
+    """The arguments of `train` other than the recipe."""
 
     out: Path
     """The run's folder; an interrupted run continues from what it holds."""

@@ -1,4 +1,4 @@
-"""Feeds: the number of an update in, normalised batches on the device out."""
+"""Feeds: return the normalised batches of an update, on the device."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

@@ -14,7 +14,7 @@ from ghostbatch.errors import check_choice
 
 Keep = Literal["exact", "cpu", "bf16"]
 
-PIECE = 2**25
+CHUNK = 2**25
 """Number of values subtracted at a time, which bounds the memory of a measurement."""
 
 
@@ -159,10 +159,10 @@ def _select(model: nn.Module, norms: bool, biases: bool) -> Iterator[tuple[str, 
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[slice]:
-    """Yield slices of consecutive tensors with about `PIECE` values each."""
+    """Yield slices of consecutive tensors with about `CHUNK` values each."""
     first, values = 0, 0
     for number, tensor in enumerate(tensors):
         values += tensor.numel()
-        if values >= PIECE or number == len(tensors) - 1:
+        if values >= CHUNK or number == len(tensors) - 1:
             yield slice(first, number + 1)
             first, values = number + 1, 0

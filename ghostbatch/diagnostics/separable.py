@@ -55,8 +55,8 @@ def descend(
     """Run gradient descent on the sum of log(1 + exp(-y x.w)), from 0.
 
     The curvature falls with the loss, so the rate may rise: a step at w counts as L(0) / L(w) steps
-    at the rate ``lr``, and time is counted in steps at that rate. With ``constant`` they are done
-    one by one, which is slow and agrees to first order in the rate.
+    at the rate ``lr``, and time is counted in steps at that rate. With ``constant`` every
+    step has the rate ``lr``: slow, and equal to first order in the rate.
 
     Args:
         inputs: samples (N, features); there is no intercept unless a feature is always 1.

@@ -61,7 +61,12 @@ def random_walk(
     True
 
     """
-    _check(potential, walkers, steps, roughness)
+    check_choice("potential", potential, get_args(Potential))
+    for field, number in (("walkers", walkers), ("steps", steps)):
+        if number < 2:
+            raise InputError(field, f"{number} is below 2", "use 1000")
+    if not roughness > 0:
+        raise InputError("roughness", f"{roughness} is not above 0", "use 1, or the flat potential")
     draw = torch.Generator(device).manual_seed(seed)
     right = None
     if potential == "brownian":
@@ -91,12 +96,3 @@ def right_probabilities(heights: Tensor) -> Tensor:
     right[:, 1:-1] = torch.sigmoid(heights[:, :-2] - heights[:, 2:])
     right[:, 0], right[:, -1] = 1.0, 0.0
     return right
-
-
-def _check(potential: str, walkers: int, steps: int, roughness: float) -> None:
-    check_choice("potential", potential, get_args(Potential))
-    for field, number in (("walkers", walkers), ("steps", steps)):
-        if number < 2:
-            raise InputError(field, f"{number} is below 2", "use 1000")
-    if not roughness > 0:
-        raise InputError("roughness", f"{roughness} is not above 0", "use 1, or the flat potential")

@@ -13,14 +13,17 @@ BITS = 53
 
 
 class BatchPosition:
-    """Position of the next forward's samples in the batch, for compiled code too."""
+    """The key of an update, and the batch position of the next forward's first sample.
+
+    Both are tensors, so that compiled code reads them too.
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.key = torch.zeros((), dtype=torch.long, device=device)
         self.first = torch.zeros((), dtype=torch.long, device=device)
 
     def set(self, key: int, first: int) -> None:
-        """Set the key of the update, and the position in its batch of the next first sample."""
+        """Set the update's key, and the batch position of the next forward's first sample."""
         self.key.fill_(key)
         self.first.fill_(first)
 

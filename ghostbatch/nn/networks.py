@@ -11,14 +11,7 @@ from torch import nn
 
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn.external import FAMILIES, Builder
-from ghostbatch.nn.parts import (
-    BasicBlock,
-    ConvNormReLU,
-    LinearNormReLU,
-    conv,
-    he_fan_out,
-    shrunk,
-)
+from ghostbatch.nn.parts import BasicBlock, ConvNormReLU, LinearNormReLU, conv, shrunk
 
 
 def f1(num_classes: int = 10, *, in_channels: int = 1, image_size: int = 28) -> nn.Module:
@@ -115,13 +108,8 @@ def alexnet(num_classes: int = 1000, *, in_channels: int = 3, image_size: int = 
 
 
 MODELS: dict[str, Builder] = {
-    "f1": f1,
-    "c1": c1,
-    "c3": c3,
-    "vgg": vgg,
-    "resnet44": resnet44,
-    "wresnet16-4": wresnet16_4,
-    "alexnet": alexnet,
+    build.__name__.replace("_", "-"): build
+    for build in (f1, c1, c3, vgg, resnet44, wresnet16_4, alexnet)
 }
 
 
@@ -154,7 +142,11 @@ def _residual(
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
     layers["classifier"] = nn.Linear(channels, num_classes)
-    return he_fan_out(_chain(layers))
+    network = _chain(layers)
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return network
 
 
 def _conv_relu_norm(fan_in: int, fan_out: int, kernel: int, *, pool: bool = False) -> nn.Module:

@@ -34,14 +34,7 @@ class LinearNormReLU(nn.Module):
 class ConvNormReLU(nn.Module):
     """Convolution without bias, max pooling if ``pool``, BatchNorm, residual add, ReLU.
 
-    Args:
-        fan_in: channels of the input.
-        fan_out: channels of the output.
-        kernel: size of the filters.
-        stride: of the convolution.
-        padding: of the convolution; None keeps the size at stride 1.
-        pool: max pooling over 3 pixels with stride 2, between convolution and norm.
-
+    With ``padding`` None the convolution keeps the size at stride 1; pooling is 3x3 with stride 2.
     """
 
     def __init__(
@@ -91,14 +84,6 @@ def conv(
     """Return a convolution without bias, which the norm after it would subtract again."""
     padding = kernel // 2 if padding is None else padding
     return nn.Conv2d(fan_in, fan_out, kernel, stride, padding, bias=False)
-
-
-def he_fan_out(model: nn.Module) -> nn.Module:
-    """Initialise every convolution by He's normal distribution, fan-out; return the model."""
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    return model
 
 
 def shrunk(size: int, kernel: int = 3, stride: int = 2, padding: int = 0) -> int:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ghostbatch.diagnostics import DiffusionFit, fit_diffusion
-from ghostbatch.errors import check_choice
+from ghostbatch.errors import InputError, check_choice
 from ghostbatch.files import atomic_file
 from ghostbatch.report.runs import Group, Results
 from ghostbatch.study import Row
@@ -26,7 +26,7 @@ COLOURS = {"SB": "#888e99", "LB": "#d1495b", "+LR": "#dd8a00", "+GBN": "#3b8fd4"
 OTHERS = ("#8d6cc4", "#b0722e", "#5f9ea0", "#c2577f")
 
 FLOOR = 0.5
-"""Lower end of the error axis, in percent: training errors below it would hide the others."""
+"""Lower end of the error axis, in percent; smaller errors would squash the other curves."""
 
 STYLE: Any = {
     "figure.figsize": (4.8, 3.6),
@@ -149,7 +149,7 @@ def verdict(fit: DiffusionFit) -> str:
 
 
 def _accuracy_by_distance(groups: list[Group]) -> Plot:
-    """The claim of the paper's title: a longer first phase gives a better end."""
+    """Plot final accuracy against final distance; fit the effect of doubling the first phase."""
     figure, axes = new_axes("distance from the initial weights at the end", "test accuracy %")
     axes.set_xscale("linear")
     lengths, ends = [], []
@@ -159,7 +159,11 @@ def _accuracy_by_distance(groups: list[Group]) -> Plot:
         across, up = (each.std(ddof=min(1, len(each) - 1)) for each in (distance, accuracy))
         means = distance.mean(), accuracy.mean()
         axes.errorbar(*means, up, across, "o", color=colour, label=group.column)
-        lengths += [float(np.log2(group.runs[0].plan.drop_updates[0]))] * len(accuracy)
+        drops = group.runs[0].plan.drop_updates
+        if not drops:
+            problem = f"accuracy-by-distance needs a drop of the rate, and {group.column} has none"
+            raise InputError("figures", problem, "leave this figure out of the row")
+        lengths += [float(np.log2(drops[0]))] * len(accuracy)
         ends += accuracy.tolist()
     axes.legend(loc="lower right")
     caption = (

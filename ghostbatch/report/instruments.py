@@ -111,15 +111,14 @@ def _potential(found: dict[str, Any]) -> dict[str, Plot]:
         for part in map(scan.within, radii)
     )
     rest = scan.detrended
-    model, data = found.get("model", "f1"), found.get("data", "digits")  # not in early files
     caption = (
-        f"Root-mean-square deviation of the loss of {model} from its value at the initial weights, "
-        f"by distance, at {len(scan.losses):,} random places. The loss is over {found['images']:,} "
-        f"training images of {data}. Runs of this study ended at distances up to "
-        f"{found['walked']:.3g}. The exponent alpha is the maximum of the likelihood, with its "
-        f"standard error: {', '.join(alphas)}; with the mean trend removed {rest.alpha:.2f} ± "
-        f"{rest.alpha_stderr:.2f}. The paper finds 2, but any smooth loss with a gradient has 2 "
-        "near the origin."
+        f"Root-mean-square deviation of the loss of {found['model']} from its value at the initial "
+        f"weights, by distance, at {len(scan.losses):,} random places. The loss is over "
+        f"{found['images']:,} training images of {found['data']}. Runs of this study ended at "
+        f"distances up to {found['walked']:.3g}. The exponent alpha is the maximum of the "
+        f"likelihood, with its standard error: {', '.join(alphas)}; with the mean trend removed "
+        f"{rest.alpha:.2f} ± {rest.alpha_stderr:.2f}. The paper finds 2, but any smooth "
+        "loss with a gradient has 2 near the origin."
     )
     return {"potential": Plot(figure, "The random potential", caption)}
 

@@ -1,14 +1,14 @@
 """Reads the folder of a study or of single runs: everything that a report is made from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import Plan, Recipe
-from ghostbatch.study import Instrument, Row, Study, read_study
+from ghostbatch.study import Instrument, Study, read_study
 from ghostbatch.study.instruments import MEASUREMENTS
-from ghostbatch.study.studies import PAPER_NOTE, columns
+from ghostbatch.study.manifest import NAME
 from ghostbatch.train import Record, Summary, read_header, read_records, read_summary
 
 
@@ -37,7 +37,7 @@ class Group:
 
     @property
     def finished(self) -> list[Run]:
-        """The runs that neither diverged nor are still to be continued."""
+        """The runs that ended without diverging."""
         return [run for run in self.runs if run.status == "finished"]
 
     def over_seeds(self, quantity: Callable[[Summary], float]) -> list[float]:
@@ -47,29 +47,31 @@ class Group:
 
 @dataclass(frozen=True)
 class Results:
-    """What a folder holds."""
+    """A study's declaration, and the runs found in its folder."""
 
     study: Study
-    """What ``study.json`` declares; without that file, only the notes of the paper's rows."""
+    """What ``study.json`` declares; without that file, no rows and all instruments."""
     rows: dict[str, list[Group]]
     """The columns that have runs, by row; in the order of the study."""
 
 
 def read_results(folder: Path) -> Results:
-    """Read a study's folder, or one of single runs."""
+    """Read the folder of a study, of a part of one, or of single runs."""
     top = folder.resolve()
-    study = read_study(top)
-    if study is not None:
-        runs = {
-            (row, column): [_read_run(path) for path in paths]
-            for row, declared in study.rows.items()
-            for column in declared.columns
-            if (paths := _run_folders(top / row / column, study.seeds))
-        }
-    else:
-        runs = _read_unlisted(top)
-        paper = {row: Row({}, note=PAPER_NOTE) for row, column in runs if column == "LB"}
-        study = Study(top.name, paper, instruments=tuple(map(Instrument, MEASUREMENTS)))
+    home = next((path for path in (top, *top.parents[:3]) if (path / NAME).is_file()), top)
+    study = read_study(home) or Study(top.name, instruments=tuple(map(Instrument, MEASUREMENTS)))
+    runs: dict[tuple[str, str], list[Run]] = {}
+    for row, declared in study.rows.items():
+        for column in declared.columns:
+            paths = [home / row / column / f"seed-{seed}" for seed in study.seeds]
+            paths = [p for p in paths if p.is_relative_to(top) and (p / "run.json").exists()]
+            if paths:
+                runs[row, column] = [_read_run(path) for path in paths]
+    if not runs:  # that a study declares: each is a single run, under the name of its folder
+        study = replace(study, rows={})
+        for path in sorted(top.rglob("run.json")):
+            run, name = _read_run(path.parent), str(path.parent.relative_to(top.parent))
+            runs[f"{run.plan.recipe.model}-{run.plan.recipe.data}", name] = [run]
     measured = any((top / f"{each.name}.json").exists() for each in study.instruments)
     if not runs and not measured:
         raise InputError(
@@ -84,28 +86,6 @@ def read_results(folder: Path) -> Results:
             raise InputError("folder", problem, "report the folder of one study")
         rows.setdefault(row, []).append(Group(column, members))
     return Results(study, rows)
-
-
-def _run_folders(column: Path, seeds: tuple[int, ...]) -> list[Path]:
-    folders = (column / f"seed-{seed}" for seed in seeds)
-    return [folder for folder in folders if (folder / "run.json").exists()]
-
-
-def _read_unlisted(top: Path) -> dict[tuple[str, str], list[Run]]:
-    """Read the runs of a folder without ``study.json``, by row and column.
-
-    A folder ROW/COLUMN/seed-K is of a study, or of a part of one; any other is a single run.
-    """
-    runs: dict[tuple[str, str], list[Run]] = {}
-    for path in sorted(top.rglob("run.json")):
-        folder, run = path.parent, _read_run(path.parent)
-        recipe = run.plan.recipe
-        row, column = f"{recipe.model}-{recipe.data}", str(folder.relative_to(top.parent))
-        if folder.name == f"seed-{recipe.seed}" and len(folder.parts) > 3:
-            row, column = folder.parts[-3:-1]
-        runs.setdefault((row, column), []).append(run)
-    order = [*columns(large=2, ghost=2), *sorted(column for _, column in runs)]
-    return {cell: runs[cell] for cell in sorted(runs, key=lambda c: (c[0], order.index(c[1])))}
 
 
 def _read_run(folder: Path) -> Run:

@@ -11,7 +11,7 @@ HEADERS = ("", "accuracy %", "seeds", "batch", "ghosts", "updates", "epochs", "d
 
 @dataclass(frozen=True)
 class Table:
-    """One row of the paper's table; each of its columns is a line here."""
+    """One row of a study as a table, with one line per column of the study."""
 
     title: str
     lines: list[tuple[str, ...]]

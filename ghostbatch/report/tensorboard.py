@@ -12,8 +12,8 @@ SCALARS = ("loss", "accuracy", "lr", "distance", "gradient_norm", "clipped")
 class TensorBoard:
     """An ``on_record`` for `train`; writes its files to ``folder/tensorboard``.
 
-    A resumed run writes all of its records again and replaces the old ones: the last of them are
-    of updates that it repeats, and it may have been started without TensorBoard.
+    A resumed run writes all of its records again: it repeats the updates after its checkpoint, and
+    may have begun without TensorBoard.
     """
 
     def __init__(self, folder: Path) -> None:

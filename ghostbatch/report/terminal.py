@@ -26,7 +26,7 @@ def progress_bars(console: Console) -> Progress:
 
 
 class StudyProgress:
-    """Shows the runs of a study: in a terminal those at work, elsewhere a line for each that ends.
+    """Shows a study's progress: a bar per running cell in a terminal, else a line per ended cell.
 
     Pass `on_event` to `run_study`.
     """
@@ -40,7 +40,7 @@ class StudyProgress:
         self._ended = 0
 
     def on_event(self, cell: Cell, event: Event) -> None:
-        """Note a record or the summary of a run."""
+        """Show a record or the summary of a run."""
         if isinstance(event, Record):
             updates = cell.plan.updates
             if cell not in self._running:

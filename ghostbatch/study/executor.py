@@ -21,11 +21,11 @@ class Where:
     """Where and how a job runs: arguments of `train` that do not change its numbers."""
 
     device: str | None = None
-    """cpu, cuda, cuda:1, ...; None is the GPU, or all GPUs for a study, if there is one."""
+    """cpu, cuda:1, ...; None and cuda are every GPU; None is the CPU if there is no GPU."""
     threads: int | None = 1
     """CPU threads; None is PyTorch's choice."""
     micro: int | None = None
-    """Samples per backward pass; None is the whole batch."""
+    """Samples per backward pass of cells with ghosts and a larger batch; None is the batch."""
     data_dir: str | None = None
     """Folder of the data sets; None is GHOSTBATCH_DATA, or the folder data here."""
     checkpoint_seconds: float = 10.0
@@ -37,7 +37,7 @@ class Job:
     """One run of a study: what it computes, in which folder, and where. It can be pickled."""
 
     name: str
-    """For messages."""
+    """What messages call the job."""
     recipe: Recipe
     folder: Path
     where: Where
@@ -58,7 +58,7 @@ class Executor(Protocol):
         """
 
     def close(self) -> None:
-        """Stop: running jobs save a checkpoint and end."""
+        """End all workers; running jobs save a checkpoint first."""
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 (says what happened)

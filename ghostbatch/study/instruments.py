@@ -17,7 +17,7 @@ from ghostbatch.diagnostics import BatchedLoss, random_potential
 from ghostbatch.diagnostics.separable import descend
 from ghostbatch.diagnostics.walk import random_walk
 from ghostbatch.draws import generator
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_choice
 from ghostbatch.files import atomic_file, locked
 from ghostbatch.recipe import Recipe
 from ghostbatch.study.executor import Where
@@ -26,6 +26,9 @@ from ghostbatch.train.state import initial_model
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of steps done and the number of all steps."""
+
+Values = dict[str, Any]
+"""What an instrument's file holds."""
 
 PAPERS_RADIUS = 10.0
 """About the largest distance of the paper's runs."""
@@ -42,28 +45,20 @@ class Instrument:
     recipe: Recipe | None = None
     """The network and data that it measures, if any."""
 
-
-@dataclass(frozen=True)
-class Setting:
-    """What a measurement is given."""
-
-    recipe: Recipe | None
-    out: Path
-    """The study's folder."""
-    where: Where
-    on_progress: OnProgress
+    def __post_init__(self) -> None:
+        check_choice("instrument", self.name, MEASUREMENTS)
 
 
-def walk(setting: Setting) -> dict[str, Any]:
+def walk(_recipe: Recipe | None, _out: Path, _where: Where, on_progress: OnProgress) -> Values:
     """Simulate a thousand walkers on Brownian potentials, and a thousand on flat lines."""
     walks = {}
     for done, kind in enumerate(("brownian", "flat")):
         walks[kind] = asdict(random_walk(kind, walkers=1000, steps=20_000))  # type: ignore[arg-type]
-        setting.on_progress(done + 1, 2)
+        on_progress(done + 1, 2)
     return walks
 
 
-def separable(setting: Setting) -> dict[str, Any]:
+def separable(_recipe: Recipe | None, _out: Path, _where: Where, on_progress: OnProgress) -> Values:
     """Run gradient descent on 40 separable samples in the plane, up to time 1e40.
 
     Of four random samples this one comes closest to its limit by then: the exponent of the gap is
@@ -73,7 +68,7 @@ def separable(setting: Setting) -> dict[str, Any]:
     labels = np.repeat([-1.0, 1.0], 20)
     inputs = draw.normal(size=(40, 2)) * [0.5, 2.0] + labels[:, None] * np.array([2.0, 0.0])
     found = descend(inputs, labels, until=1e40)
-    setting.on_progress(1, 1)
+    on_progress(1, 1)
     vector = hard_margin_in_the_plane(inputs * labels[:, None])
     return {
         "times": found.times,
@@ -101,18 +96,18 @@ def hard_margin_in_the_plane(signed: NDArray[np.float64]) -> NDArray[np.float64]
     return nearest / (nearest**2).sum()  # type: ignore[no-any-return]
 
 
-def potential(setting: Setting) -> dict[str, Any]:
-    """Measure the loss around the recipe's initial weights, as far as any run of the study went.
+def potential(recipe: Recipe | None, out: Path, where: Where, on_progress: OnProgress) -> Values:
+    """Measure the loss around the recipe's initial weights, and return the samples.
 
-    The loss is over the same thousand training images in one batch, without augmentation.
+    They reach up to the largest distance of the study's runs. The loss is over the same thousand
+    training images in one batch, without augmentation.
     """
-    recipe, device = setting.recipe, find_device(setting.where.device)
     if recipe is None:
         raise InputError("recipe", "the potential needs one", "give Instrument a recipe")
-    data = load(recipe.data, setting.where.data_dir)
+    data = load(recipe.data, where.data_dir)
     if not isinstance(data, ImageData):
         raise InputError("data", f"{recipe.data} is not kept in memory", "use another data set")
-    walked = largest_distance(setting.out)
+    device, walked = find_device(where.device), largest_distance(out)
     radius = max(walked, PAPERS_RADIUS)
     with torch.random.fork_rng(devices=[]):
         model = initial_model(recipe, data.info).to(device)
@@ -128,8 +123,8 @@ def potential(setting: Setting) -> dict[str, Any]:
         loss,
         radius=radius,
         samples=DIRECTIONS,
-        resume=setting.out / f"potential-{device.type}-{radius:.6f}.scan.json",
-        on_sample=lambda done: setting.on_progress(done, DIRECTIONS),
+        resume=out / f"{recipe.model}-{recipe.data}-{device.type}-{radius:.6f}.scan.json",
+        on_sample=lambda done: on_progress(done, DIRECTIONS),
     )
     return {
         **{name: getattr(found, name) for name in ("distances", "losses", "origin", "radius")},
@@ -143,20 +138,27 @@ def largest_distance(out: Path) -> float:
     return max((s.distance for s in summaries if s and s.status == "finished"), default=0.0)
 
 
-MEASUREMENTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
+MEASUREMENTS: dict[str, Callable[[Recipe | None, Path, Where, OnProgress], Values]] = {
     "walk": walk,
     "separable": separable,
     "potential": potential,
 }
+"""Functions of an instrument's recipe, the study's folder, where to compute, and on_progress."""
 
 
 def measure(instrument: Instrument, out: Path, where: Where, on_progress: OnProgress) -> None:
-    """Write an instrument's file, unless it is there and no run has gone farther since."""
-    target, walked = out / f"{instrument.name}.json", largest_distance(out)
-    if target.exists() and json.loads(target.read_text()).get("walked", walked) == walked:
-        return
+    """Write an instrument's file, unless it is there, of the same recipe and largest distance."""
+    target, recipe = out / f"{instrument.name}.json", instrument.recipe
+    wanted: Values = {}
+    if recipe is not None:
+        wanted = {"walked": largest_distance(out), "model": recipe.model, "data": recipe.data}
+    try:
+        if target.exists() and wanted.items() <= json.loads(target.read_text()).items():
+            return
+    except (ValueError, AttributeError):
+        problem = f"{target} cannot be read"
+        raise InputError("folder", problem, "delete it, and run the study again") from None
     with locked(out):
-        setting = Setting(instrument.recipe, out, where, on_progress)
-        found = MEASUREMENTS[instrument.name](setting)
+        found = MEASUREMENTS[instrument.name](recipe, out, where, on_progress)
         with atomic_file(target) as file:
             file.write(json.dumps(found).encode() + b"\n")

@@ -5,13 +5,12 @@ import pickle
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO, cast
 
 from ghostbatch.study.executor import Event, Job, WorkerDied
-from ghostbatch.train import Summary
+from ghostbatch.train import Record
 
 PATIENCE = 20.0
 """Seconds that workers get for their last checkpoint."""
@@ -21,7 +20,7 @@ Worker = subprocess.Popen[bytes]
 
 
 class LocalExecutor:
-    """Starts a worker process per job that runs side by side, and reuses it for the next job.
+    """Starts a worker process for each job that runs side by side; reuses those on the CPU.
 
     Args:
         lock: descriptor of the study's lock. Workers inherit it, so the study's folder stays
@@ -32,43 +31,43 @@ class LocalExecutor:
     def __init__(self, lock: int) -> None:
         self._lock = lock
         self._workers: list[Worker] = []
-        self._idle: defaultdict[str | None, list[Worker]] = defaultdict(list)  # by their device
+        self._idle: list[Worker] = []
 
     def submit(self, job: Job) -> Iterator[Event]:
-        """Hand the job to an idle worker of its device, or to a new one; return its events."""
-        idle = self._idle[job.where.device]
-        worker = idle.pop() if idle else self._start_worker()
+        """Hand the job to an idle worker, or to a new one; return its events."""
+        reuse = self._idle and job.where.device == "cpu"
+        worker = self._idle.pop() if reuse else self._start_worker(job.where.threads)
         stdin = cast(IO[bytes], worker.stdin)
         with suppress(BrokenPipeError):  # the worker is dead, which `_events` reports
             pickle.dump(job, stdin)
             stdin.flush()
         return self._events(job, worker)
 
-    def _start_worker(self) -> Worker:
+    def _start_worker(self, threads: int | None) -> Worker:
         worker = subprocess.Popen(
             [sys.executable, "-m", "ghostbatch.study.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[self._lock],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})},
         )
         self._workers.append(worker)
         return worker
 
     def _events(self, job: Job, worker: Worker) -> Iterator[Event]:
         stdout = cast(IO[bytes], worker.stdout)
-        while True:
-            try:
-                reply = pickle.load(stdout)  # noqa: S301 (from our own process)
-            except (EOFError, pickle.UnpicklingError):
-                raise WorkerDied(job) from None
-            if isinstance(reply, Exception):
-                raise reply
-            if isinstance(reply, Summary):
-                self._idle[job.where.device].append(worker)
+        try:
+            while isinstance(reply := pickle.load(stdout), Record):  # noqa: S301 (from our process)
                 yield reply
-                return
-            yield reply
+        except (EOFError, pickle.UnpicklingError):
+            raise WorkerDied(job) from None
+        if job.where.device == "cpu":
+            self._idle.append(worker)
+        else:  # end it: an idle worker would keep memory of the GPU
+            worker.communicate()
+        if isinstance(reply, Exception):
+            raise reply
+        yield reply
 
     def close(self) -> None:
         """Have every worker save a checkpoint and end; an interrupt meanwhile kills them."""

@@ -2,8 +2,8 @@
 
 A job takes a share of a GPU that grows with the images of one backward pass. Jobs whose shares add
 up to at most 1 run on a GPU side by side, so small ones share it and a large one has it to itself.
-A CPU takes any number of jobs, each with one thread. No more than ``jobs`` run at a time, over all
-devices. Where a job runs does not change its numbers.
+A CPU takes any number of jobs. No more than ``jobs`` run at a time, over all devices. Where
+a job runs does not change its numbers.
 """
 
 from collections.abc import Sequence

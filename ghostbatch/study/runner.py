@@ -1,8 +1,7 @@
 """Runs the cells of a study: skips those that have ended, and keeps an executor busy."""
 
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ghostbatch.study.local import LocalExecutor
 from ghostbatch.study.manifest import held_part, read_study, write_study
 from ghostbatch.study.placement import Placement, find_devices, gpu_share
 from ghostbatch.study.studies import Cell, Study
-from ghostbatch.train import read_summary
+from ghostbatch.train import find_device, read_summary
 from ghostbatch.train.folder import RunFolder
 
 OnEvent = Callable[[Cell, Event], None]
@@ -51,8 +50,10 @@ def run_study(
         make_executor: given the descriptor of the study's lock, returns what runs the jobs.
 
     """
-    check_positive(jobs=jobs)
-    held = held_part(study, cells, read_study(out))
+    check_positive(jobs=jobs, threads=where.threads, micro=where.micro)
+    if where.device is not None:
+        find_device(where.device)  # refuses one that is not there
+    held_part(study, cells, read_study(out))  # refuses the folder of another study
     for cell in cells:  # refuse a folder of another recipe, or with files that cannot be read
         folder = RunFolder(cell.folder(out), cell.plan)
         if folder.summary() is None:
@@ -60,7 +61,7 @@ def run_study(
                 folder.checkpoint()
     placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
     with locked(out) as lock, closing(make_executor(lock)) as executor:
-        write_study(held, out)
+        write_study(held_part(study, cells, read_study(out)), out)
         run_cells(cells, out, executor, placement, where, on_event)
 
 
@@ -72,12 +73,12 @@ def run_cells(
     where: Where,
     on_event: OnEvent,
 ) -> None:
-    """Run cells in order; those that have ended are only reported.
+    """Run each cell, the first ones first, as soon as a device has room for it.
 
-    A cell that follows the distances of another run starts when that run has ended; if it
-    diverged, the cell is left out.
+    Cells that have ended are only reported. A cell that follows the distances of another run starts
+    when that run has ended; if it diverged, the cell is left out.
     """
-    waiting: deque[Cell] = deque()
+    waiting: list[Cell] = []
     for cell in cells:
         if (summary := read_summary(cell.folder(out) / "summary.json")) is not None:
             on_event(cell, summary)
@@ -87,32 +88,32 @@ def run_cells(
     mail: SimpleQueue[tuple[Cell, Message]] = SimpleQueue()
     running: dict[Cell, tuple[str, float]] = {}
     while waiting or running:
-        while waiting and not _follows_any(waiting[0], running, out):
-            cell = waiting[0]
-            share = gpu_share(where.micro or cell.recipe.batch, shapes[cell.recipe.data])
+        unfinished = {str(cell.folder(out.resolve())) for cell in running}
+        for cell in tuple(waiting):
+            recipe, folder = cell.recipe, cell.folder(out)
             if _reference_diverged(cell):
-                waiting.popleft()
+                waiting.remove(cell)
                 line = f"{cell.name} is left out: the run that it follows diverged"
                 warnings.warn(line, stacklevel=2)
-            elif (device := placement.take(share)) is not None:
-                running[waiting.popleft()] = device, share
-                job = Job(cell.name, cell.recipe, cell.folder(out), replace(where, device=device))
+                continue
+            micro = where.micro if recipe.ghost and recipe.batch > (where.micro or 0) else None
+            share = gpu_share(micro or recipe.batch, shapes[recipe.data])
+            device = None if recipe.reference in unfinished else placement.take(share)
+            if device is not None:
+                waiting.remove(cell)
+                running[cell] = device, share
+                job = Job(cell.name, recipe, folder, replace(where, device=device, micro=micro))
                 events = executor.submit(job)
                 Thread(target=_forward, args=(cell, events, mail), daemon=True).start()
-            else:
-                break
-        if running:
+            unfinished.add(str(cell.folder(out.resolve())))
+        while running:
             cell, message = mail.get()
+            if isinstance(message, Exception):
+                raise message
             if message is None:
                 placement.release(*running.pop(cell))
-            elif isinstance(message, Exception):
-                raise message
-            else:
-                on_event(cell, message)
-
-
-def _follows_any(cell: Cell, running: Iterable[Cell], out: Path) -> bool:
-    return cell.recipe.reference in {str(other.folder(out.resolve())) for other in running}
+                break
+            on_event(cell, message)
 
 
 def _reference_diverged(cell: Cell) -> bool:

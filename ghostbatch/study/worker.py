@@ -15,6 +15,7 @@ import torch
 
 from ghostbatch.errors import InputError
 from ghostbatch.study.executor import Event, Job
+from ghostbatch.train import find_device
 
 
 def main() -> None:
@@ -32,10 +33,10 @@ def main() -> None:
     while True:
         job = jobs.get()
         try:
-            summary = job.run(on_record=reply)
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()  # other workers may share this GPU
-            reply(summary)
+            device = find_device(job.where.device)
+            if device.type == "cuda":
+                torch.cuda.set_device(device.index or 0)
+            reply(job.run(on_record=reply))
         except BrokenPipeError:  # the study is gone
             return
         except (InputError, OSError) as error:

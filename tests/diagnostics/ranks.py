@@ -4,12 +4,12 @@ Each moves the weights of a model that is spread over the ranks, and of its twin
 every rank.
 """
 
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from launch_ranks import Cases
+from launch_ranks import Cases, count_calls
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -53,22 +53,6 @@ def same(mine, whole, rel=1e-12):
     torch.testing.assert_close(found, expected, rtol=rel, atol=0)
 
 
-def count_collectives():
-    made, original = [], dist.all_reduce
-
-    def counted(*args, **options):
-        made.append(args)
-        return original(*args, **options)
-
-    dist.all_reduce = counted
-
-    def stop():
-        dist.all_reduce = original
-        return len(made)
-
-    return stop
-
-
 def twins(model, **options):
     whole = network()
     pair = [gb.WeightDistance(each, **options) for each in (model, whole)]
@@ -81,7 +65,7 @@ def twins(model, **options):
 def shards_measure_the_whole_distance_by_one_collective():
     for keep in ("exact", "cpu", "bf16"):
         mine, whole = twins(sharded(), keep=keep)
-        calls = count_collectives()
+        calls = count_calls(dist, "all_reduce")
         found = mine.distance()
         assert calls() == 1
         same(found, whole.distance())
@@ -99,7 +83,7 @@ def replicas_of_shards_are_counted_once():
 def ddp_needs_no_collective_and_has_the_models_own_names():
     model = network()
     mine, whole = twins(DistributedDataParallel(model))
-    calls = count_collectives()
+    calls = count_calls(dist, "all_reduce")
     same(mine.distance(), whole.distance())
     assert calls() == 0
     assert set(mine.distance().layers) == set(dict(model.named_parameters()))
@@ -115,16 +99,18 @@ def choices_of_parameters_agree():
 @case
 def a_sharded_start_survives_a_distributed_checkpoint():
     for keep in ("exact", "bf16"):
-        box = [mkdtemp() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(box)
-        model = sharded()
-        mine = gb.WeightDistance(model, keep=keep)
-        dcp.save(mine.state_dict(), checkpoint_id=box[0])
-        walk(model)
-        resumed = gb.WeightDistance(model, keep=keep)
-        state = resumed.state_dict()
-        dcp.load(state, checkpoint_id=box[0])
-        resumed.load_state_dict(state)
+        with TemporaryDirectory() as folder:
+            box = [folder]
+            dist.broadcast_object_list(box)  # all ranks use that of the first one
+            model = sharded()
+            mine = gb.WeightDistance(model, keep=keep)
+            dcp.save(mine.state_dict(), checkpoint_id=box[0])
+            walk(model)
+            resumed = gb.WeightDistance(model, keep=keep)
+            state = resumed.state_dict()
+            dcp.load(state, checkpoint_id=box[0])
+            resumed.load_state_dict(state)
+            dist.barrier()  # until every rank has read it
         assert resumed.distance() == mine.distance()
 
 
@@ -140,13 +126,13 @@ def a_start_from_one_rank_serves_shards_and_back():
 
 
 @case
-def a_pass_in_pieces_still_makes_one_collective():
-    whole_piece, distance.PIECE = distance.PIECE, 8
+def a_pass_in_chunks_still_makes_one_collective():
+    usual, distance.CHUNK = distance.CHUNK, 8
     mine, whole = twins(sharded())
-    calls = count_collectives()
+    calls = count_calls(dist, "all_reduce")
     same(mine.distance(), whole.distance())
     assert calls() == 1
-    distance.PIECE = whole_piece
+    distance.CHUNK = usual
 
 
 if __name__ == "__main__":

@@ -2,16 +2,11 @@
 
 import pytest
 import torch
+from batch import BatchMaker
+from fold import column_width, columns
 from torch.testing import assert_close
 
 from ghostbatch.data.augment import PadCropFlip
-
-pytest.importorskip("triton")
-if torch.cuda.is_available():
-    pytest.skip("with a GPU the kernels are not interpreted", allow_module_level=True)
-
-from batch import BatchMaker
-from fold import column_width, columns
 
 
 @pytest.mark.parametrize("width", [3, 4])

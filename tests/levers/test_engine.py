@@ -1,16 +1,11 @@
 """Updates with all levers pulled against eager ones, on the CPU and in Triton's interpreter."""
 
+import engine
 import pytest
 import torch
+from engine import EAGER, Data, Levers, Update
 from torch import nn
 from torch.testing import assert_close
-
-pytest.importorskip("triton")
-if torch.cuda.is_available():
-    pytest.skip("with a GPU the kernels are not interpreted", allow_module_level=True)
-
-import engine
-from engine import EAGER, Data, Levers, Update
 
 from ghostbatch.nn.networks import _residual, c1
 

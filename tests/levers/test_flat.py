@@ -5,15 +5,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.testing import assert_close
-
-pytest.importorskip("triton")
-if torch.cuda.is_available():
-    pytest.skip("with a GPU the kernels are not interpreted", allow_module_level=True)
-
 from flat import Flat
 from fold import fold_convolutions
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 LR, MOMENTUM, DECAY = 0.1, 0.9, 1e-2
 

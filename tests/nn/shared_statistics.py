@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import torch
 import torch.distributed as dist
-from launch_ranks import Cases
+from launch_ranks import Cases, count_calls
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -67,7 +67,7 @@ def compare(*, micros=1, prepare=lambda net: net, wrap=DistributedDataParallel, 
     model = prepare(Net(**options))
     parallel = wrap(model)
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in (model, twin)]
-    calls = count_collectives()
+    calls = count_calls(exchange, "gather")
     steps = 3
     for step in range(steps):
         whole = batch(step, SHARD * world)
@@ -85,23 +85,6 @@ def compare(*, micros=1, prepare=lambda net: net, wrap=DistributedDataParallel, 
             optimizer.step()
         close(model, twin)  # after every backward, on every rank
     return calls() / (steps * micros)
-
-
-def count_collectives():
-    """Count the collectives for statistics until the function that is returned is called."""
-    original, sizes = exchange.gather, []
-
-    def counted(vector, group):
-        sizes.append(vector.numel())
-        return original(vector, group)
-
-    exchange.gather = counted
-
-    def stop():
-        exchange.gather = original
-        return len(sizes)
-
-    return stop
 
 
 def frozen_first(net):
@@ -192,7 +175,7 @@ def local_layers_share_nothing():
     model = gb.GhostBatchNorm1d(3, GHOST, process_group=gb.LOCAL).double()
     twin = copy.deepcopy(model)
     x = torch.full((GHOST, 3), float(dist.get_rank())).double() + batch(0, GHOST)[:, 0, 0, :3]
-    calls = count_collectives()
+    calls = count_calls(exchange, "gather")
     model(x).sum().backward()
     assert calls() == 0
     twin(x)
@@ -270,7 +253,7 @@ def a_layer_with_its_own_group_can_be_copied_and_pickled():
     x = batch(dist.get_rank(), GHOST)[:, 0, 0, :3]
     twin(x)
     for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):  # noqa: S301
-        calls = count_collectives()
+        calls = count_calls(exchange, "gather")
         copied(x).sum().backward()
         assert calls() == 0
         close(copied, twin)

@@ -4,31 +4,13 @@ import copy
 
 import pytest
 import torch
+from ghost_loop import Loop, looped
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.testing import assert_close
 
 import ghostbatch as gb
 from ghostbatch.nn.convert import GHOST_OF, PLAIN_OF
-from ghostbatch.ops import ghost_sizes
-
-
-class Loop(nn.Module):
-    """A BatchNorm that PyTorch applies to one ghost after the other: the oracle."""
-
-    def __init__(self, norm, ghost):
-        super().__init__()
-        self.norm, self.ghost = norm, ghost
-
-    def forward(self, x):
-        return torch.cat([self.norm(piece) for piece in x.split(ghost_sizes(len(x), self.ghost))])
-
-
-def looped(model, ghost):
-    for name, child in model.named_children():
-        setattr(model, name, Loop(child, ghost) if isinstance(child, _BatchNorm) else child)
-        looped(child, ghost)
-    return model
 
 
 def network():

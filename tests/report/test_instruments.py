@@ -14,6 +14,8 @@ from ghostbatch.report.runs import read_results
 from ghostbatch.study import Instrument, Study
 from ghostbatch.study.manifest import write_study
 
+POTENTIAL = {"walked": 15.0, "images": 1000, "model": "f1", "data": "digits"}
+
 
 def walks(times):
     return {
@@ -42,16 +44,18 @@ def test_the_caption_of_the_potential_states_its_exponents(tmp_path):
     z = draw.uniform(0, 20, 400)
     losses = 2.3 + 0.1 * z * draw.normal(size=400)  # alpha = 2
     found = {"distances": z.tolist(), "losses": losses.tolist(), "origin": 2.3, "radius": 20.0}
-    (tmp_path / "potential.json").write_text(json.dumps({**found, "walked": 15.0, "images": 1000}))
+    (tmp_path / "potential.json").write_text(json.dumps({**found, **POTENTIAL}))
     (plot,) = draw_instruments(read_results(tmp_path), tmp_path)
     alphas = [float(a) for a in re.findall(r"([\d.]+) ± [\d.]+ up to", plot.caption)]
     assert len(alphas) == 3
     assert alphas[0] == pytest.approx(2, abs=0.2)
-    assert "loss of f1 from" in plot.caption  # files of earlier versions do not name the network
+    assert "loss of f1 from" in plot.caption
+    assert "1,000 training images of digits" in plot.caption
 
 
-def test_a_damaged_file_is_refused_by_name(tmp_path):
-    (tmp_path / "separable.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_damaged_file_is_refused_by_name(tmp_path, text):
+    (tmp_path / "separable.json").write_text(text)
     with pytest.raises(InputError, match=r"^folder: .*separable.json cannot be read; delete it"):
         write_report(tmp_path)
 

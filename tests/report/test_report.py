@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import mean, stdev
@@ -31,7 +32,14 @@ def folder(tmp_path_factory):
     train(replace(small, seed=2), out=lost)
     summary = json.loads((lost / "summary.json").read_text())
     (lost / "summary.json").write_text(json.dumps({**summary, "status": "diverged", "loss": None}))
+    declare(out, ["SB", "+GBN"], seeds=(0, 1, 2))
     return out
+
+
+def declare(folder, columns, seeds, **fields):
+    """Write a study.json with one row."""
+    row = Row(dict.fromkeys(columns, find_recipe("f1-digits")), **fields)
+    write_study(Study("mini", {"f1-digits": row}, seeds), folder)
 
 
 class Page(HTMLParser):
@@ -77,21 +85,22 @@ def test_unfinished_and_diverged_runs_are_counted_below_the_table(folder):
     assert table.notes == ["SB: 1 of 3 diverged", "+GBN: 1 of 2 not finished"]
 
 
-def test_columns_stand_in_the_papers_order_without_study_json(folder):
-    (groups,) = read_results(folder).rows.values()
-    assert [group.column for group in groups] == ["SB", "+GBN"]
+def test_without_study_json_every_run_is_a_single_run_under_the_name_of_its_folder(folder):
+    (folder / "study.json").rename(folder / "aside")
+    results = read_results(folder)
+    (folder / "aside").rename(folder / "study.json")
+    names = [group.column for group in results.rows["f1-digits"]]
+    assert names[:2] == ["mini/f1-digits/+GBN/seed-0", "mini/f1-digits/+GBN/seed-1"]
+    assert len(names) == 5
+    assert results.study.rows == {}
 
 
 @pytest.fixture
 def declared(folder):
-    """Write a study.json with one row into the folder for one test."""
-
-    def declare(columns, seeds, **fields):
-        row = Row(dict.fromkeys(columns, find_recipe("f1-digits")), **fields)
-        write_study(Study("mini", {"f1-digits": row}, seeds), folder)
-
-    yield declare
-    (folder / "study.json").unlink()
+    """Write another study.json into the folder for one test."""
+    before = (folder / "study.json").read_bytes()
+    yield partial(declare, folder)
+    (folder / "study.json").write_bytes(before)
 
 
 def test_study_json_decides_rows_columns_seeds_and_their_order(folder, declared):
@@ -109,6 +118,14 @@ def test_study_json_decides_the_figures_and_notes(folder, declared):
     assert "Test accuracy at the end against the distance" in text
     assert text.count("A note on the row.") == 1
     assert (folder / "figures" / "accuracy-by-distance.svg").exists()
+
+
+def test_accuracy_by_distance_is_refused_for_runs_without_drops(tmp_path, tiny):
+    flat = replace(tiny, regime=replace(tiny.regime, drops=()))
+    train(flat, out=tmp_path / "f1-digits" / "SB" / "seed-0")
+    declare(tmp_path, ["SB"], seeds=(0,), figures=("accuracy-by-distance",))
+    with pytest.raises(InputError, match=r"^figures: .* needs a drop of the rate, and SB has none"):
+        write_report(tmp_path)
 
 
 def test_an_unknown_figure_in_study_json_is_refused(folder, declared):
@@ -178,8 +195,9 @@ def test_single_runs_go_by_the_names_of_their_folders(tmp_path, tiny):
 
 def test_different_recipes_are_never_averaged(tmp_path, tiny):
     for seed, recipe in enumerate((tiny, replace(tiny, batch=32))):
-        train(replace(recipe, seed=seed), out=tmp_path / "row" / "column" / f"seed-{seed}")
-    with pytest.raises(InputError, match=r"^folder: row column holds runs of different recipes"):
+        train(replace(recipe, seed=seed), out=tmp_path / "f1-digits" / "LB" / f"seed-{seed}")
+    declare(tmp_path, ["LB"], seeds=(0, 1))
+    with pytest.raises(InputError, match=r"^folder: f1-digits LB holds runs of different recipes"):
         write_report(tmp_path)
 
 
@@ -191,10 +209,35 @@ def test_a_damaged_file_is_named(tmp_path, tiny, name):
         write_report(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("part", "seeds"),
+    [
+        pytest.param("f1-digits", {"SB": "2", "+GBN": "1"}, id="row"),
+        pytest.param("f1-digits/SB", {"SB": "2"}, id="column"),
+        pytest.param("f1-digits/SB/seed-1", {"SB": "1"}, id="run"),
+    ],
+)
+def test_a_part_of_a_study_is_reported_as_the_study_declares_it(folder, declared, part, seeds):
+    declared(["SB", "+GBN"], seeds=(0, 1, 2), figures=("distance",), note="A note on the row.")
+    page, (table,) = write_report(folder / part)
+    assert table.title == "f1-digits"
+    assert {line[0]: line[2] for line in table.lines} == seeds
+    assert page.read_text().count("<svg") == 1
+    assert page.read_text().count("A note on the row.") == 1
+
+
 def test_a_report_of_part_of_a_study_can_be_made_from_inside_it(folder, monkeypatch):
     monkeypatch.chdir(folder / "f1-digits")
     _, (table,) = write_report(Path("SB"))
     assert table.lines[0][0] == "SB"
+
+
+def test_a_run_below_a_study_that_does_not_declare_it_is_a_single_run(tmp_path, tiny):
+    declare(tmp_path, ["SB"], seeds=(0,), note="A note on the row.")
+    train(tiny, out=tmp_path / "extra")
+    page, (table,) = write_report(tmp_path / "extra")
+    assert [line[0] for line in table.lines] == ["extra"]
+    assert "A note on the row." not in page.read_text()
 
 
 def test_a_folder_without_runs_is_refused_and_left_empty(tmp_path):

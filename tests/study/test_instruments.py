@@ -9,7 +9,7 @@ import pytest
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
 from ghostbatch.study import Instrument, Where, find_recipe, instruments, measure
-from ghostbatch.study.instruments import Setting, hard_margin_in_the_plane
+from ghostbatch.study.instruments import hard_margin_in_the_plane
 
 WALK = Instrument("walk")
 CPU = Where(device="cpu")
@@ -40,7 +40,7 @@ def test_the_hard_margin_vector_is_that_of_a_support_vector_machine(seed):
 def test_an_instrument_measures_once_and_its_file_is_complete(tmp_path, monkeypatch):
     used = []
     monkeypatch.setitem(
-        instruments.MEASUREMENTS, "walk", lambda _: used.append(1) or {"found": [1.5]}
+        instruments.MEASUREMENTS, "walk", lambda *_: used.append(1) or {"found": [1.5]}
     )
     for _ in range(2):
         measure(WALK, tmp_path, CPU, ignore)
@@ -55,7 +55,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
 
 
 def test_the_separable_study_approaches_the_hard_margin_vector(tmp_path):
-    found = instruments.separable(Setting(None, tmp_path, CPU, ignore))
+    found = instruments.separable(None, tmp_path, CPU, ignore)
     gaps, logs = np.array(found["gaps"]), np.log(found["times"])
     assert found["over_log"][-1] == pytest.approx(found["vector"], abs=0.12)
     assert (gaps > 0).all()
@@ -78,11 +78,9 @@ def test_the_potential_reaches_as_far_as_the_runs_and_continues_after_an_interru
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        instruments.potential(Setting(recipe, tmp_path, CPU, stop))
+        instruments.potential(recipe, tmp_path, CPU, stop)
     counted = []
-    found = instruments.potential(
-        Setting(recipe, tmp_path, CPU, lambda done, _: counted.append(done))
-    )
+    found = instruments.potential(recipe, tmp_path, CPU, lambda done, _: counted.append(done))
     assert counted == [3, 4]
     assert found["radius"] == found["walked"] == 12.5
     assert max(found["distances"]) <= 12.5
@@ -103,17 +101,32 @@ def test_a_potential_without_a_recipe_is_refused(tmp_path):
         measure(Instrument("potential"), tmp_path, CPU, ignore)
 
 
-def test_the_potential_is_measured_again_when_a_run_has_gone_farther(tmp_path, monkeypatch):
-    used = []
+@pytest.mark.usefixtures("_small_scan")
+def test_the_potential_is_measured_again_when_a_run_went_farther_or_the_recipe_changed(tmp_path):
+    recipe = find_recipe("f1-digits")
 
-    def count(setting):
-        used.append(1)
-        return {"walked": instruments.largest_distance(setting.out)}
+    def samples(recipe):
+        """Return how many samples are measured; none if the file still holds."""
+        counted = []
+        measure(Instrument("potential", recipe), tmp_path, CPU, lambda *_: counted.append(1))
+        return len(counted)
 
-    monkeypatch.setitem(instruments.MEASUREMENTS, "potential", count)
-    for _ in range(2):
-        measure(Instrument("potential"), tmp_path, CPU, ignore)
-    assert len(used) == 1
+    assert [samples(recipe), samples(recipe)] == [4, 0]
     finish_a_run(tmp_path / "run", distance=12.5)
-    measure(Instrument("potential"), tmp_path, CPU, ignore)
-    assert len(used) == 2
+    assert [samples(recipe), samples(recipe)] == [4, 0]
+    other = replace(recipe, data="synthetic:1x28x28x10:60")
+    assert [samples(other), samples(other), samples(recipe)] == [4, 0, 0]
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_file_is_refused_by_name(tmp_path, text):
+    (tmp_path / "walk.json").write_text(text)
+    with pytest.raises(
+        InputError, match=r"^folder: .*walk.json cannot be read; delete it, and run"
+    ):
+        measure(WALK, tmp_path, CPU, ignore)
+
+
+def test_an_unknown_instrument_is_refused():
+    with pytest.raises(InputError, match=r"^instrument: 'wlak' is unknown; did you mean walk\?"):
+        Instrument("wlak")

@@ -62,8 +62,11 @@ def whole(tmp_path_factory):
     return out
 
 
-def kill_at(out: Path, how: signal.Signals, after: float) -> None:
-    """Start the study, send it a signal, and check that it and its workers end."""
+def kill_at(out: Path, how: signal.Signals, after: float) -> bool:
+    """Start the study, send it a signal, and check that it and its workers end.
+
+    Return whether the signal ended it, and not the end of its runs or an early one of Python.
+    """
     study = start(out)
     time.sleep(after)
     workers = workers_of(study.pid)
@@ -80,6 +83,7 @@ def kill_at(out: Path, how: signal.Signals, after: float) -> None:
     while any(alive(worker) for worker in workers):
         assert time.monotonic() < deadline, "a worker outlived its study"
         time.sleep(0.02)
+    return study.returncode == expected[how]
 
 
 def assert_same(out: Path, whole: Path, outcome) -> None:
@@ -152,12 +156,11 @@ def test_a_study_killed_thirty_times_ends_bit_identical(whole, tmp_path, outcome
     for attempt in range(30):
         out = tmp_path / str(attempt // 5)
         how = dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-        kill_at(out, how, after=6 * dice.random())
-        kills += 1
+        kills += kill_at(out, how, after=6 * dice.random())
     for out in tmp_path.iterdir():
         run_to_the_end(out)
         assert_same(out, whole, outcome)
-    assert kills == 30
+    assert kills >= 15
 
 
 def test_finished_runs_are_not_touched_again(whole):

@@ -12,7 +12,7 @@ from ghostbatch.files import locked
 from ghostbatch.study import Where, WorkerDied
 from ghostbatch.study.executor import Job
 from ghostbatch.study.local import LocalExecutor
-from ghostbatch.train import Summary
+from ghostbatch.train import Summary, read_header
 
 CPU = Where(device="cpu")
 
@@ -32,11 +32,25 @@ def test_an_idle_worker_is_reused_for_the_next_job(executor, tiny, tmp_path):
     assert len(executor._workers) == 1
 
 
-def test_jobs_on_other_devices_get_other_workers(executor, tiny, tmp_path):
+def test_a_worker_that_refused_a_job_is_reused(executor, tiny, tmp_path):
+    with pytest.raises(InputError, match=r"^micro: "):
+        list(executor.submit(Job("one", tiny, tmp_path / "one", replace(CPU, micro=48))))
+    list(executor.submit(Job("two", tiny, tmp_path / "two", CPU)))
+    assert len(executor._workers) == 1
+
+
+def test_a_job_on_a_gpu_has_a_worker_to_itself_which_ends_with_it(executor, tiny, tmp_path):
     list(executor.submit(Job("one", tiny, tmp_path / "one", CPU)))
     with pytest.raises(InputError, match=r"^device: cuda:99 is not available"):
         list(executor.submit(Job("two", tiny, tmp_path / "two", Where(device="cuda:99"))))
-    assert len(executor._workers) == 2
+    assert [worker.poll() for worker in executor._workers] == [None, 0]
+
+
+@pytest.mark.parametrize(("threads", "used"), [(None, 2), (1, 1)], ids=["pytorchs-choice", "one"])
+def test_a_worker_has_the_threads_of_its_job(executor, tiny, tmp_path, monkeypatch, threads, used):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # what PyTorch would choose
+    list(executor.submit(Job("one", tiny, tmp_path, replace(CPU, threads=threads))))
+    assert read_header(tmp_path)["threads"] == used
 
 
 def test_a_worker_that_is_killed_is_reported_by_the_name_of_its_job(executor, tiny, tmp_path):

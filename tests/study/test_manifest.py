@@ -1,9 +1,11 @@
 """study.json says what a study's folder holds."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from fake_executor import FakeExecutor
 
 from ghostbatch.errors import InputError
 from ghostbatch.study import Study, Where, find_study, read_study, run_study
@@ -52,25 +54,36 @@ def test_what_is_written_is_read_back(tmp_path):
 def test_it_is_written_before_the_first_run(tmp_path):
     study = find_study("quick")
     seen = []
-
-    class Executor:
-        def submit(self, _job):
-            seen.append(read_study(tmp_path))
-            raise KeyboardInterrupt
-
-        def close(self):
-            pass
-
     cells = study.cells(["SB"], [0])
-    with pytest.raises(KeyboardInterrupt):
-        run_study(
-            *(study, cells, tmp_path),
-            jobs=1,
-            on_event=lambda *_: None,
-            where=Where(device="cpu"),
-            make_executor=lambda _lock: Executor(),
-        )
-    assert seen == [held_part(study, cells, None)]
+    run_study(
+        *(study, cells, tmp_path),
+        jobs=1,
+        on_event=lambda *_: seen.append(read_study(tmp_path)),
+        where=Where(device="cpu"),
+        make_executor=lambda _lock: FakeExecutor(),
+    )
+    assert seen[0] == held_part(study, cells, None)
+
+
+def test_what_another_command_adds_before_the_lock_is_kept(tmp_path, monkeypatch):
+    study = find_study("quick")
+    cells = study.cells(["SB"], [0])
+
+    @contextmanager
+    def late_lock(folder):
+        """Let another command run and end first."""
+        write_study(describe(study, ["LB"], [1]), folder)
+        yield 0
+
+    monkeypatch.setattr("ghostbatch.study.runner.locked", late_lock)
+    run_study(
+        *(study, cells, tmp_path),
+        jobs=1,
+        on_event=lambda *_: None,
+        where=Where(device="cpu"),
+        make_executor=lambda _lock: FakeExecutor(),
+    )
+    assert read_study(tmp_path) == describe(study, ["SB"], [0], describe(study, ["LB"], [1]))
 
 
 def test_the_folder_of_another_study_is_refused_and_left_alone(tmp_path):

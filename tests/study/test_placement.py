@@ -15,7 +15,6 @@ CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
         pytest.param("cuda", 2, ["cuda:0", "cuda:1"], id="cuda-is-all-gpus"),
         pytest.param("cuda:1", 2, ["cuda:1"], id="one-gpu-by-name"),
         pytest.param("cpu", 2, ["cpu"], id="cpu-beside-gpus"),
-        pytest.param("cuda", 0, ["cuda"], id="missing-gpu-is-left-to-the-worker-to-refuse"),
     ],
 )
 def test_devices(device, gpus, expected):

@@ -7,13 +7,14 @@ from dataclasses import replace
 from threading import get_ident
 
 import pytest
+from fake_executor import FakeExecutor
 
 from ghostbatch.errors import InputError
 from ghostbatch.study import Row, Study, Where, find_study, run_study
 from ghostbatch.study.executor import Job
 from ghostbatch.study.placement import Placement
 from ghostbatch.study.runner import run_cells
-from ghostbatch.train import Record, Summary, read_records
+from ghostbatch.train import Summary, read_records
 
 
 def ignore(*_):
@@ -26,40 +27,14 @@ def run(study, out, on_event=ignore, jobs=1):
     )
 
 
-RECORD = Record(update=1, epoch=1.0, split="train", loss=1.0, accuracy=1.0, lr=1.0, distance=1.0)
-SUMMARY = Summary(
-    status="finished", accuracy=1.0, loss=1.0, updates=1, epochs=1.0, distance=1.0, seconds=1.0
-)
-
-
-class FakeExecutor:
-    """Runs nothing: each job yields a record, and then its summary or an error."""
-
-    def __init__(self, error=None):
-        self.jobs, self.error = [], error
-
-    def submit(self, job):
-        self.jobs.append(job)
-        return self.events()
-
-    def events(self):
-        yield RECORD
-        if self.error is not None:
-            raise self.error
-        yield SUMMARY
-
-    def close(self):
-        pass
-
-
 @pytest.fixture
 def drive(tmp_path):
     """Run cells with a fake executor; return the events by the name of their cell."""
 
-    def call(cells, executor, devices=("cpu",), jobs=2, data_dir=None):
+    def call(cells, executor, devices=("cpu",), jobs=2, **where):
         events = []
         run_cells(
-            *(cells, tmp_path, executor, Placement(devices, jobs), Where(data_dir=data_dir)),
+            *(cells, tmp_path, executor, Placement(devices, jobs), Where(**where)),
             lambda cell, event: events.append((cell.name, type(event).__name__, get_ident())),
         )
         return events
@@ -83,6 +58,45 @@ def test_jobs_say_what_to_run_in_which_folder_and_on_which_device(drive, tmp_pat
     assert [job.folder for job in executor.jobs] == [cell.folder(tmp_path) for cell in cells]
     assert executor.jobs[0].where == Where(device="cuda:0", data_dir="here")
     assert executor.jobs[1].where == Where(device="cuda:1", data_dir="here")
+
+
+def test_only_cells_with_ghosts_and_a_larger_batch_are_split_into_micro_batches(drive):
+    executor = FakeExecutor()
+    cells = find_study("quick").cells(seeds=[0])
+    drive(cells, executor, micro=256)
+    micros = {job.name.split()[1]: job.where.micro for job in executor.jobs}
+    assert micros == {"SB": None, "LB": None, "+LR": None, "+GBN": 256, "+RA": 256}
+
+
+@pytest.fixture
+def crowded(drive, tiny, tmp_path):
+    """Run three cells on one GPU that two large ones do not fit; return the order of their jobs."""
+
+    def call(micro=None, **small):
+        large = replace(tiny, data="synthetic:3x32x32:4096", batch=1024, base_batch=1024)
+        third = replace(large, batch=64, base_batch=64, **small)
+        row = Row({"first": large, "second": large, "third": third})
+        cells = Study("small", {"row": row}, seeds=(0,)).cells(out=tmp_path)
+        executor = FakeExecutor()
+        cells.sort(key=lambda cell: cell.column)
+        drive(cells, executor, devices=("cuda:0",), jobs=8, micro=micro)
+        return [job.name.split()[1] for job in executor.jobs]
+
+    return call
+
+
+def test_a_job_that_has_to_wait_does_not_hold_up_the_jobs_behind_it(crowded):
+    assert crowded() == ["first", "third", "second"]
+
+
+def test_micro_batches_let_large_jobs_share_a_gpu(crowded):
+    assert crowded(micro=256) == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("reference", ["first", "second"], ids=["running", "waiting"])
+def test_a_follower_waits_for_its_reference(crowded, reference):
+    order = crowded(hold="distance", reference=reference)
+    assert order.index(reference) < order.index("third")
 
 
 def test_what_a_job_raises_ends_the_study(drive):

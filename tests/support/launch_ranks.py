@@ -89,6 +89,22 @@ class Cases:
         dist.destroy_process_group()
 
 
+def count_calls(owner: Any, name: str) -> Callable[[], int]:
+    """Count the calls of a function of ``owner``; return a function that stops and returns them."""
+    original, calls = getattr(owner, name), []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(name)
+        return original(*arguments, **options)
+
+    def stop() -> int:
+        setattr(owner, name, original)
+        return len(calls)
+
+    setattr(owner, name, counted)
+    return stop
+
+
 def case_names(script: Path) -> list[str]:
     """Return the names of a script's cases, for parametrization."""
     return list(load(script).case.functions)

@@ -1,0 +1,30 @@
+"""An executor for tests of what submits jobs."""
+
+from ghostbatch.train import Record, Summary
+
+RECORD = Record(update=1, epoch=1.0, split="train", loss=1.0, accuracy=1.0, lr=1.0, distance=1.0)
+SUMMARY = Summary(
+    status="finished", accuracy=1.0, loss=1.0, updates=1, epochs=1.0, distance=1.0, seconds=1.0
+)
+
+
+class FakeExecutor:
+    """Runs nothing: each job yields a record, and then its summary or an error."""
+
+    def __init__(self, error=None):
+        self.jobs, self.error = [], error
+
+    def submit(self, job):
+        """Note the job, and return its events."""
+        self.jobs.append(job)
+        return self.events()
+
+    def events(self):
+        """Yield the events of any job."""
+        yield RECORD
+        if self.error is not None:
+            raise self.error
+        yield SUMMARY
+
+    def close(self):
+        """End nothing."""
