@@ -34,19 +34,13 @@ def _one_word(
 
 
 @REGISTRY.primitive_rule
-def _drops(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Read drops such as 81:0.01,122:0.001; a third part is a new weight decay."""
-    if get_args(info.type) != (Drop, ...):
-        return None
-    return _one_word("EPOCH:LR[:WD],...", tuple, _read_drops, _show_drops)
-
-
-@REGISTRY.primitive_rule
-def _fraction(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Read epochs that are a fraction, such as 50/3."""
-    if info.type is not Fraction:
-        return None
-    return _one_word("FRACTION", Fraction, _read_fraction, str)
+def _drops_and_fractions(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Return how to read drops, and epochs that are a fraction such as 50/3."""
+    if get_args(info.type) == (Drop, ...):
+        return _one_word("EPOCH:LR[:WD],...", tuple, _read_drops, _show_drops)
+    if info.type is Fraction:
+        return _one_word("FRACTION", Fraction, _read_fraction, str)
+    return None
 
 
 def _show_drops(drops: tuple[Drop, ...]) -> str:
@@ -54,6 +48,7 @@ def _show_drops(drops: tuple[Drop, ...]) -> str:
 
 
 def _read_drops(text: str) -> tuple[Drop, ...]:
+    """Read drops such as 81:0.01,122:0.001; a third part is a new weight decay."""
     drops = []
     for word in filter(None, text.split(",")):
         try:

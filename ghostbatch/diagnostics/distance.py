@@ -1,16 +1,17 @@
-"""The distance of a model's weights from their initial values."""
+"""The distance of a model's weights from their initial values, also of weights sharded by FSDP2."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Literal, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ghostbatch.diagnostics.sharded import redistribute, sum_shards, to_local
-from ghostbatch.errors import check_choice
+from ghostbatch.errors import InputError, check_choice
 
 Keep = Literal["exact", "cpu", "bf16"]
 
@@ -166,3 +167,52 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[slice]:
         if values >= CHUNK or number == len(tensors) - 1:
             yield slice(first, number + 1)
             first, values = number + 1, 0
+
+
+def as_dtensor(tensor: Tensor) -> Any:
+    """Return the tensor if it is a DTensor, else None, without importing DTensor's slow module."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, or an ordinary tensor itself."""
+    sharded = as_dtensor(tensor)
+    return tensor if sharded is None else sharded.to_local()
+
+
+def redistribute(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return ``tensor`` sharded (or not) as ``like`` is; call it on all ranks."""
+    sharded, wanted = as_dtensor(tensor), as_dtensor(like)
+    if sharded is not None:
+        sharded = sharded.to(sharded.device_mesh.device_type)  # where its collectives run
+    if wanted is None:
+        return tensor if sharded is None else sharded.full_tensor()
+    layout = wanted.device_mesh, wanted.placements
+    if sharded is None:
+        distribute = sys.modules["torch.distributed.tensor"].distribute_tensor
+        sharded = distribute(tensor.to(to_local(like).device), *layout)
+    return sharded.redistribute(*layout)  # type: ignore[no-any-return]
+
+
+def sum_shards(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """Add up ``squares``, one value per tensor computed from this rank's shard, over all ranks.
+
+    It takes one collective for each dimension of the device mesh along which a tensor is sharded:
+    one for FSDP2, also if it replicates over nodes, and none for ordinary tensors.
+    """
+    sharded = [as_dtensor(tensor) for tensor in tensors]
+    meshes = {each.device_mesh for each in sharded if each is not None}
+    if not meshes:
+        return squares
+    if len(meshes) > 1:
+        raise InputError("model", "its parameters are on several device meshes", "use a single one")
+    mesh = meshes.pop()
+    for dim in range(mesh.ndim):
+        shards = [each is not None and each.placements[dim].is_shard() for each in sharded]
+        if any(shards):
+            # A tensor that is replicated along this dimension must count once, not once per rank.
+            scale = [1.0 if shard else 1 / mesh.size(dim) for shard in shards]
+            squares = squares * squares.new_tensor(scale)
+            dist.all_reduce(squares, group=mesh.get_group(dim))
+    return squares

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ghostbatch.diagnostics.sharded import as_dtensor
+from ghostbatch.diagnostics.distance import as_dtensor
 from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
 from ghostbatch.nn import to_ghost, to_plain

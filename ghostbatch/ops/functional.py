@@ -92,7 +92,13 @@ def _train(call: NormCall, stats: RunningStats | None, group: Group) -> Tensor:
             group=group,
         )
         return y
-    _warn_of_uneven_ghosts(call.x.shape[0], call.ghost, group)
+    samples, ghost = call.x.shape[0], call.ghost
+    if samples % ghost and ranks_in(group) > 1:
+        warnings.warn(
+            f"this rank's batch of {samples} is not a multiple of the ghost size {ghost}, so its "
+            f"ghosts differ from those on one rank; use a batch per rank that {ghost} divides",
+            stacklevel=4,
+        )
     y, statistics = ghost_norm(call, stats if updates_in_forward(group) else None)
     if not stats.updated:
         update_running(stats, statistics.detach()[::2], group)
@@ -155,13 +161,4 @@ def _check_tensors(x: Tensor, residual: Tensor | None, **others: Tensor | None) 
     if residual is not None and residual.shape != x.shape:
         raise ValueError(
             f"residual should be of size {tuple(x.shape)}, got {tuple(residual.shape)}"
-        )
-
-
-def _warn_of_uneven_ghosts(samples: int, ghost: int, group: Group) -> None:
-    if samples % ghost and ranks_in(group) > 1:
-        warnings.warn(
-            f"this rank's batch of {samples} is not a multiple of the ghost size {ghost}, so its "
-            f"ghosts differ from those on one rank; use a batch per rank that {ghost} divides",
-            stacklevel=5,
         )

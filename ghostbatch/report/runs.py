@@ -90,14 +90,8 @@ def read_results(folder: Path) -> Results:
 
 def _read_run(folder: Path) -> Run:
     header = read_header(folder)
-    try:
-        recipe = Recipe.from_dict(header["recipe"])
-    except (TypeError, KeyError):
-        raise InputError(
-            "folder", f"{folder} is of another version", "report it with that version"
-        ) from None
     return Run(
-        plan=recipe.plan(header["samples"]),
+        plan=Recipe.from_dict(header["recipe"]).plan(header["samples"]),
         device=header["device"],
         records=read_records(folder / "metrics.jsonl"),
         summary=read_summary(folder / "summary.json"),

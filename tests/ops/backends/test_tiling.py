@@ -21,5 +21,5 @@ def test_a_plan_covers_the_batch_and_its_delay_is_at_least_a_group(samples, shap
     pixels = given["ghost_rows"] // sizes[0]
     assert given["last_rows"] == sizes[-1] * pixels
     assert given["delay"] >= max(given["tiles"], given["last_tiles"])
-    assert plan.ghosts == len(sizes)
+    assert given["ghosts"] == len(sizes)
     assert plan.grid >= 1

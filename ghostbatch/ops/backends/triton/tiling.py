@@ -43,7 +43,6 @@ class Tuning:
 class TilePlan:
     """A batch cut into tiles, as `kernels` explains."""
 
-    ghosts: int
     grid: int
     """Programs to launch."""
     partial_sums: int
@@ -143,7 +142,6 @@ def make_plan(
     }
     reach = C * (tile_rows + 2 * S if planes else tile_rows)
     return TilePlan(
-        ghosts=len(sizes),
         grid=grid,
         partial_sums=groups * (most_tiles + bundles) * 2 * BC,
         counters=1 + groups * (1 + bundles) + blocks,
