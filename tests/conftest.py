@@ -35,9 +35,9 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def tiny() -> Recipe:
-    """Return a recipe of F1 on the embedded digits: 16 updates, with a drop in the middle."""
+    """Return a recipe on the embedded digits: 16 updates, with a drop in the middle."""
     return Recipe(
-        model="f1",
+        model="python:small_networks:narrow",
         data="digits",
         batch=64,
         base_batch=32,

@@ -167,7 +167,7 @@ def ghosts_that_do_not_divide_are_warned_of():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         layer(batch(0, GHOST + 2)[:, 0, 0, :3]).sum().backward()
-    assert [str(w.message)[:24] for w in caught] == ["this rank's 10 samples a"]
+    assert [str(w.message)[:24] for w in caught] == ["this rank's batch of 10 "]
 
 
 @case

@@ -179,7 +179,7 @@ def test_making_the_page_again_gives_the_same_page(folder):
 def test_a_single_run_has_a_report_too(tmp_path, tiny):
     train(tiny, out=tmp_path / "alone")
     _, (table,) = write_report(tmp_path / "alone")
-    assert table.title == "f1-digits"
+    assert table.title == f"{tiny.model}-digits"
     assert table.lines[0][0] == "alone"
 
 

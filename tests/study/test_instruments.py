@@ -92,7 +92,7 @@ def test_the_potential_is_of_the_recipe_that_the_study_declares(tmp_path, tiny):
     other = replace(tiny, data="synthetic:1x8x8x3:60", batch=16, ghost=None)
     measure(Instrument("potential", other), tmp_path, CPU, ignore)
     found = json.loads((tmp_path / "potential.json").read_text())
-    assert (found["model"], found["data"]) == ("f1", "synthetic:1x8x8x3:60")
+    assert (found["model"], found["data"]) == (tiny.model, "synthetic:1x8x8x3:60")
     assert found["origin"] == pytest.approx(np.log(3), rel=0.3)  # three classes
 
 

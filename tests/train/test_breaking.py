@@ -141,7 +141,8 @@ def test_a_full_disk_ends_the_run_in_one_line_and_keeps_the_last_checkpoint(
     child = launch(*small, *EVERY, "--out", out, **fault)
     assert child.wait() == 1
     assert child.said == [
-        f"ghostbatch: {out / name}: No space left on device; free or choose another place"
+        f"ghostbatch: {out / name}: No space left on device; "
+        "free some space, or choose another folder"
     ]
     assert not list(out.glob("*.partial"))
     assert (out / "checkpoint.pt").exists()
@@ -156,7 +157,8 @@ def test_a_disk_too_full_for_a_record_ends_the_run_in_one_line(
     child = launch(*small, *EVERY, "--out", out, fault="full_disk_in_a_record", update=9)
     assert child.wait() == 1
     assert child.said == [
-        f"ghostbatch: {out / 'metrics.jsonl'}: File too large; free or choose another place"
+        f"ghostbatch: {out / 'metrics.jsonl'}: File too large; "
+        "free some space, or choose another folder"
     ]
     assert (out / "metrics.jsonl").read_text()[-1] != "\n", "the last line was cut short"
     assert_resumes(launch, small, out, whole, outcome)
@@ -168,7 +170,8 @@ def test_a_disk_that_fills_up_inside_torch_save_is_named_as_such(launch, small, 
     child = launch(*small, *EVERY, "--out", out, fault="small_files", size=40_000)
     assert child.wait() == 1
     assert child.said == [
-        f"ghostbatch: {out / 'checkpoint.pt'}: File too large; free or choose another place"
+        f"ghostbatch: {out / 'checkpoint.pt'}: File too large; "
+        "free some space, or choose another folder"
     ]
     assert {path.name for path in out.iterdir()} == {".lock", "run.json", "metrics.jsonl"}
 

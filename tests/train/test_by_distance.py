@@ -10,6 +10,8 @@ import pytest
 from ghostbatch import Regime, train
 from ghostbatch.errors import InputError
 from ghostbatch.report.page import write_report
+from ghostbatch.study import Row, Study
+from ghostbatch.study.manifest import write_study
 from ghostbatch.train.record import read_records
 from ghostbatch.train.reference import read_drop_targets
 
@@ -148,6 +150,7 @@ def test_seeds_that_took_different_times_are_reported_together(tiny, reference, 
     for seed, folder in ((0, reference), (1, far)):
         recipe = following(tiny, folder, seed=seed)
         train(recipe, out=tmp_path / "study" / "row" / "+D" / f"seed-{seed}")
+    write_study(Study("study", {"row": Row({"+D": recipe})}, seeds=(0, 1)), tmp_path / "study")
     page, (table,) = write_report(tmp_path / "study")
     updates = [
         json.loads(path.read_text())["updates"] for path in tmp_path.rglob("seed-*/summary.json")

@@ -19,7 +19,7 @@ def plain_loop(recipe, updates):
     """A run as anyone would write it: PyTorch's own pieces and nothing of ghostbatch.train."""
     data = load(recipe.data)
     torch.manual_seed(key(recipe.seed, "weights"))
-    model = nn.MODELS[recipe.model](num_classes=10).double()
+    model = nn.find_model(recipe.model)(10, in_channels=1, image_size=28).double()
     if recipe.ghost:
         to_ghost(model, recipe.ghost)
     scale = sqrt(recipe.batch / recipe.base_batch) if recipe.lr_rule == "sqrt" else 1.0
@@ -166,7 +166,7 @@ def test_divergence_is_said_and_ends_the_run(tiny, tmp_path):
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written["status"] == "diverged"
     assert written["reason"] == (
-        "update 2: the loss is nan, first in the output of layer hidden2.linear (Linear); "
+        "update 2: the loss is nan, first in the output of layer 4 (Linear); "
         "clip the gradient (clip 5), lower regime.lr or add regime.warmup"
     )
     assert train(hot, out=tmp_path).status == "diverged"
