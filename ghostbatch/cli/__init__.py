@@ -46,7 +46,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:
-        fail(f"{error.filename or 'file'}: {error.strerror}; free some space, or choose another folder", 1)
+        place = error.filename or "file"
+        fail(f"{place}: {error.strerror}; free some space, or choose another folder", 1)
 
 
 def run(argv: Sequence[str]) -> None:
