@@ -99,6 +99,7 @@ class BatchedLoss:
         labels: one per sample.
         batch: samples per batch; the last batch may be smaller.
         prepare: turns a batch of inputs into the input of the model.
+        criterion: returns the sum of losses, given outputs and labels; cross-entropy if None.
 
     """
 
@@ -109,6 +110,7 @@ class BatchedLoss:
         *,
         batch: int = 1000,
         prepare: Callable[[Tensor], Tensor] | None = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         if len(inputs) != len(labels) or not len(labels):
             raise InputError(
@@ -122,16 +124,20 @@ class BatchedLoss:
             )
         self.inputs, self.labels, self.batch = inputs, labels, batch
         self.prepare = prepare or (lambda images: images)
+        self.criterion = criterion or _summed_cross_entropy
 
     def __call__(self, model: nn.Module) -> Tensor:
         """Return the mean in fp64, as a tensor on the device."""
         total = torch.zeros((), dtype=torch.float64, device=self.labels.device)
         batches = zip(self.inputs.split(self.batch), self.labels.split(self.batch), strict=True)
         for images, labels in batches:
-            outputs = model(self.prepare(images))
-            wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-            total += F.cross_entropy(wide, labels, reduction="none").sum(dtype=torch.float64)
+            total += self.criterion(model(self.prepare(images)), labels)
         return total / len(self.labels)
+
+
+def _summed_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    return F.cross_entropy(wide, labels, reduction="none").sum(dtype=torch.float64)
 
 
 class Scan:

@@ -213,6 +213,16 @@ def test_norms_use_batch_statistics_and_dropout_is_off():
     assert found.origin == pytest.approx(sum(losses).item() / 2, rel=1e-6)
 
 
+def test_a_loss_can_have_another_criterion():
+    model, inputs, labels = nn.Linear(3, 2), torch.randn(7, 3), torch.randn(7, 2)
+
+    def squares(outputs, labels):
+        return (outputs - labels).square().sum()
+
+    found = BatchedLoss(inputs, labels, batch=4, criterion=squares, prepare=torch.neg)(model)
+    assert found.item() == pytest.approx(2 * F.mse_loss(model(-inputs), labels).item())
+
+
 def test_with_kernels_a_plain_norm_is_measured_as_one_large_ghost(monkeypatch):
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.BatchNorm1d(5, affine=False))
     inputs, labels = torch.randn(12, 3), torch.randint(5, (12,))

@@ -26,7 +26,7 @@ def make_dense(x: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_dense_as(like: Tensor, x: OptionalTensor) -> OptionalTensor:
-    """Return ``x``, or a copy with the strides of ``like`` if it has others, or is read lazily."""
+    """Return ``x``, or a copy with the strides of ``like`` if others or lazily negated or zero."""
     if x is None:
         return x
     if x.stride() == like.stride() and not (x.is_neg() or x._is_zerotensor()):
