@@ -32,8 +32,7 @@ def test_an_eps_is_refused_where_batch_norm_refuses_it(eps, training):
     kept = [draw(3), draw(3).square()]
     try:
         expected = F.batch_norm(draw(8, 3), *kept, training=training, eps=eps)
-    except ValueError as error:
-        assert "batch_norm eps must be" in str(error)
+    except ValueError:
         with pytest.raises(ValueError, match=r"batch_norm eps must be .* got"):
             ghost_batch_norm(draw(8, 3), *kept, ghost=8, training=training, eps=eps)
         with pytest.raises(ValueError, match=r"batch_norm eps must be .* got"):

@@ -5,7 +5,6 @@ Shapes: K ghosts, G samples of a ghost, C channels, S pixels, R = G S rows. One 
 """
 
 from collections.abc import Callable, Iterator
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from ghostbatch.ops.backends.base import Backend, Backward, NormCall
 from ghostbatch.ops.backends.layouts import in_rows
-from ghostbatch.ops.reference import ghost_sizes
 from ghostbatch.ops.running.stats import RunningStats
 
 GHOST_BY_GHOST = ("cpu",)
@@ -54,9 +52,12 @@ class TensorBackend(Backend):
         weight, bias = _parameters(call, grads.statistics)
         one_ghost = call.x.device.type in GHOST_BY_GHOST
         work = _grad_by_pytorch if one_ghost else _grad_in_two_passes
-        views = (grads.statistics[:2], call.x, grads.dy, grads.y, grads.dx, grads.dresidual)
-        sums = []
-        for (mean, invstd), x, dy, y, dx, dresidual in _pieces(call, *views, one_ghost=one_ghost):
+        sums = torch.empty_like(grads.statistics[:2])
+        tables = (grads.statistics[:2], sums)
+        batches = (call.x, grads.dy, grads.y, grads.dx, grads.dresidual)
+        for (mean, invstd), found, x, dy, y, dx, dresidual in _pieces(
+            call, tables, batches, one_ghost
+        ):
             passed = dy
             if call.activation == "relu":
                 result = y
@@ -66,16 +67,17 @@ class TensorBackend(Backend):
                 passed = torch.ops.aten.threshold_backward(dy, result.to(dy.dtype), 0)
                 if dresidual is not None:
                     dresidual.copy_(passed)
-            sums.append(work(x, passed, dx, mean, invstd, weight))
-        for target, parts in zip(grads.dparameters, zip(*sums, strict=True), strict=True):
-            torch.sum(torch.stack(parts), 0, out=target)
+            for target, total in zip(found, work(x, passed, dx, mean, invstd, weight), strict=True):
+                target.copy_(total)
+        for target, by_ghost in zip(grads.dparameters, sums, strict=True):
+            torch.sum(by_ghost, 0, out=target)
 
 
 def _normalise(call: NormCall, y: Tensor, statistics: Tensor, work: Callable[..., None]) -> None:
     """Write y and the statistics piece by piece; ``work`` normalises a piece."""
     weight, bias = _parameters(call, statistics)
-    views = (statistics, call.x, y, call.residual)
-    for part, x, out, residual in _pieces(call, *views, one_ghost=work is _by_pytorch):
+    batches = (call.x, y, call.residual)
+    for part, x, out, residual in _pieces(call, (statistics,), batches, work is _by_pytorch):
         result = out if out.dtype == part.dtype else torch.empty_like(out, dtype=part.dtype)
         work(x, result, part, weight, bias, call.eps)
         if residual is not None:
@@ -130,14 +132,14 @@ def _grad_by_pytorch(
 def _grad_in_two_passes(
     x: Tensor, dy: Tensor, dx: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write dx of all ghosts of a piece; return the sums (C,) of dy xhat and of dy."""
+    """Write dx of all ghosts of a piece; return their sums (K, C) of dy xhat and of dy."""
     count, gain = x[0].numel() // len(weight), weight * invstd
     centred = x - _spread(mean, x)
     dot, total = _sum(centred * dy, mean.dtype) * invstd, _sum(dy, mean.dtype)
     slope, level = gain * invstd * dot / -count, gain * total / -count
     centred.mul_(_spread(slope, x)).add_(_spread(level, x)).addcmul_(dy, _spread(gain, x))
     dx.copy_(centred)
-    return dot.sum(0), total.sum(0)
+    return dot, total
 
 
 def _parameters(call: NormCall, statistics: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,32 +152,42 @@ def _parameters(call: NormCall, statistics: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pieces(
-    call: NormCall, table: Tensor, *batches: Tensor | None, one_ghost: bool
+    call: NormCall, tables: tuple[Tensor, ...], batches: tuple[Tensor | None, ...], one_ghost: bool
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield views of ``table`` (..., K, C) and of the batches: one ghost, or all of one size."""
-    sizes = ghost_sizes(call.x.shape[0], call.ghost)
-    counts = [1] * len(sizes)
-    if not one_ghost:
-        even = len(sizes) if sizes[0] == sizes[-1] else len(sizes) - 1
-        counts = [even, len(sizes) - even] if even < len(sizes) else [even]
-        sizes = (even * sizes[0], sizes[-1])[: len(counts)]
-    rows, (samples, channels) = in_rows(call.x), call.x.shape[:2]
-    lengths = [size * call.x[0, 0].numel() for size in sizes] if rows else list(sizes)
-    views: list[Any] = [table.unbind(-2) if one_ghost else table.split(counts, -2)]
-    for batch in batches:
-        if batch is None:
-            views.append(repeat(None, len(sizes)))
-            continue
-        flat = (
-            batch.movedim(1, -1).view(-1, channels) if rows else batch.view(samples, channels, -1)
-        )
-        pieces = flat.split(lengths)
-        if not one_ghost:
-            pieces = [
-                piece.unflatten(0, (count, -1)) for piece, count in zip(pieces, counts, strict=True)
-            ]
-        views.append(pieces)
-    return zip(*views, strict=True)
+    """Yield views of the tables (..., K, C) and of the batches: one ghost, or all of one size.
+
+    There may be half a million ghosts, so their views are made one after the other.
+    """
+    samples, channels = call.x.shape[:2]
+    rows = in_rows(call.x)
+    flat = [
+        b if b is None else b.movedim(1, -1) if rows else b.view(samples, channels, -1)
+        for b in batches
+    ]
+    for first, last in _groups(call, one_ghost):
+        end = (last + 1) * call.ghost if last + 1 < call.ghosts else samples
+        views: list[Any] = [
+            table[..., first, :] if one_ghost else table[..., first : last + 1, :]
+            for table in tables
+        ]
+        for batch in flat:
+            if batch is None:
+                views.append(None)
+                continue
+            piece = batch[first * call.ghost : end]
+            piece = piece.reshape(-1, channels) if rows else piece
+            views.append(piece if one_ghost else piece.unflatten(0, (last + 1 - first, -1)))
+        yield tuple(views)
+
+
+def _groups(call: NormCall, one_ghost: bool) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last ghost of each piece."""
+    if one_ghost:
+        yield from ((k, k) for k in range(call.ghosts))
+    elif call.ghosts == 1 or call.x.shape[0] == call.ghosts * call.ghost:
+        yield 0, call.ghosts - 1
+    else:
+        yield from ((0, call.ghosts - 2), (call.ghosts - 1, call.ghosts - 1))
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -33,6 +33,7 @@ def fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(select, "_broken", set())
     monkeypatch.setattr(build.subprocess, "run", counted)
+    tmp_path.chmod(0o700)
     build.library.cache_clear()
     yield asked
     build.library.cache_clear()

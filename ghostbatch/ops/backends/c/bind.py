@@ -20,7 +20,8 @@ BY_INPUT = 16  # recompute it from x
 PASSED = 32  # store the gradient of the residual
 
 ROOM, PADDED = 10, 16
-"""Doubles of scratch space per thread and channel; channels are padded to a multiple of PADDED."""
+"""Doubles of scratch space per thread and channel; channels are padded to a multiple of PADDED.
+Backward also keeps two gradients per ghost and channel."""
 
 
 class Work(ctypes.Structure):
@@ -103,7 +104,8 @@ def _run(
     rows, pixels = (pixels, 1) if in_rows(x) else (1, pixels)
     ghosts, threads = statistics.shape[1], torch.get_num_threads()
     padded = -(-channels // PADDED) * PADDED
-    room = torch.empty(2 * (threads * ROOM + ghosts) * padded, dtype=torch.float64)
+    doubles = 2 * threads * ROOM * padded + (2 * ghosts * channels if kernel == "backward" else 0)
+    room = torch.empty(doubles, dtype=torch.float64)
     weight, bias = (
         None if p is None else p.to(statistics.dtype).contiguous() for p in (call.weight, call.bias)
     )

@@ -1,25 +1,34 @@
 """Compiles the C kernels on first use, with the C compiler of the machine.
 
 That takes a second or two per dtype and happens once: the library is kept in the user's cache
-folder ($XDG_CACHE_HOME/ghostbatch, or ~/.cache/ghostbatch). It uses the OpenMP that PyTorch has
-loaded and is linked against none; where PyTorch has other threads it does not load.
+folder (see `cache`), or, where that cannot be trusted, made for this process alone. It uses the
+OpenMP that PyTorch has loaded and is linked against none; where PyTorch has other threads it does
+not load.
 """
 
 import ctypes
 import hashlib
+import logging
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
+from ghostbatch.ops.backends.c.cache import BUILD, open_cache, remove_leftovers
+
+log = logging.getLogger("ghostbatch")
+
 SOURCE = Path(__file__).with_name("kernels.c")
 CPU = Path("/proc/cpuinfo")
+PRIVATE = "ghostbatch-kernels-"
+"""How the names of temporary folders begin, where there is no cache."""
 COMPILE = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
 TYPES = {
     torch.float32: ("-DREAL=float", "-DSTORED=float"),
@@ -58,25 +67,22 @@ def find_compiler() -> tuple[str, ...] | None:
 
 def _load(compiler: tuple[str, ...], options: tuple[str, ...]) -> ctypes.CDLL:
     """Load the library from the cache; compile it first if it is not there."""
-    try:
-        folder = _cache_folder()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
-        with tempfile.TemporaryDirectory(prefix="ghostbatch-") as private:
-            return ctypes.CDLL(str(_compile(compiler, options, Path(private) / "norm.so")))
-    path = folder / f"norm-{_key(compiler, options)}.so"
-    if not _is_complete(path):
-        with tempfile.TemporaryDirectory(dir=folder) as private:
-            built = _compile(compiler, options, Path(private) / path.name)
-            with built.open("ab") as file:
-                file.write(hashlib.sha256(built.read_bytes()).digest())
-            built.replace(path)
-    return ctypes.CDLL(str(path))
-
-
-def _is_complete(path: Path) -> bool:
-    """Return whether a library ends in its checksum: one cut short would crash Python."""
-    content = path.read_bytes() if path.exists() else b""
-    return len(content) > 32 and hashlib.sha256(content[:-32]).digest() == content[-32:]
+    name = f"norm-{_key(compiler, options)}.so"
+    with ExitStack() as stack:
+        try:
+            cache = stack.enter_context(open_cache())
+        except (OSError, RuntimeError) as reason:  # RuntimeError: there is no home folder
+            log.info("compiling the CPU kernels for this process alone: %s", reason)
+            remove_leftovers(Path(tempfile.gettempdir()), PRIVATE)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PRIVATE))
+            return ctypes.CDLL(str(_compile(compiler, options, Path(folder) / name)))
+        kept = cache.load(name)
+        if kept is not None:
+            return kept
+        log.info("compiling the CPU kernels; this happens once per machine and takes a few seconds")
+        remove_leftovers(cache.path, BUILD, "tmp")  # "tmp": those of earlier releases
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=BUILD, dir=cache.path))
+        return cache.keep(_compile(compiler, options, Path(folder) / name), name)
 
 
 def _compile(compiler: tuple[str, ...], options: tuple[str, ...], path: Path) -> Path:
@@ -97,15 +103,6 @@ def _compile(compiler: tuple[str, ...], options: tuple[str, ...], path: Path) ->
             start_new_session=True,
         )
     return path
-
-
-def _cache_folder() -> Path:
-    """Return the folder of compiled libraries, which this user can write to."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ghostbatch"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(folder)
-    return folder
 
 
 def _key(compiler: tuple[str, ...], options: tuple[str, ...]) -> str:

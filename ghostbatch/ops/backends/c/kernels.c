@@ -45,7 +45,7 @@ typedef struct {               /* `Work` in bind.py */
     STORED *passed;            /* backward: where p goes, the gradient of a residual, or NULL */
     const REAL *weight, *bias; /* (C), or NULL */
     REAL *statistics;          /* (3, K, C): mean, invstd, unbiased variance */
-    double *room;              /* scratch: 2 ROOM per thread and 2 per ghost, times padded C */
+    double *room;              /* scratch: 2 ROOM padded C per thread; backward: 2 C per ghost */
     long values;               /* number of values of x */
     long samples, rows;        /* N; rows of a sample: 1 in planes */
     long channels, pixels;     /* C; pixels of a plane: 1 in rows */
@@ -464,7 +464,7 @@ static void sum_backward(const Work *w, long k, long part) {
 
 /* Where a ghost's gradients of weight and bias are kept. */
 static double *parameters(const Work *w, long k) {
-    return w->room + 2 * (w->threads * ROOM + k) * padded(w->channels);
+    return w->room + 2 * w->threads * ROOM * padded(w->channels) + 2 * k * w->channels;
 }
 
 /* dx = weight invstd (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) invstd */
