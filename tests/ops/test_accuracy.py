@@ -30,6 +30,17 @@ def test_a_mean_of_1e4_leaves_three_digits_of_a_unit_variance(layout, shape):
     assert_close(dx.double(), exact_dx, rtol=0, atol=1e-2 * float(exact_dx.abs().max()))
 
 
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("layout", ["contiguous", "channels innermost"])
+def test_at_a_mean_of_1e6_the_result_is_off_by_no_more_than_the_rounding_of_the_mean(layout):
+    x = LAYOUTS[layout](draw(4096, 2, 4, 4, dtype=torch.float32) + 1e6)
+    exact = ghost_batch_norm_reference(x.double(), ghost=2048)
+    smallest = min(ghost.std().item() for ghost in x.double().split(2048))
+    half_a_unit = 2.0**-5  # in the last place of an fp32 mean between 2^19 and 2^20
+    error = (ghost_batch_norm(x, ghost=2048).double() - exact).abs().max().item()
+    assert error <= 1.01 * half_a_unit / smallest
+
+
 def test_a_naive_sum_of_squares_would_leave_no_digit():
     x = (torch.randn(2**14, generator=torch.Generator().manual_seed(0)) + 1e4).float()
     naive = x.square().mean() - x.mean().square()

@@ -104,16 +104,25 @@ def _by_pytorch(
 def _in_two_passes(
     x: Tensor, result: Tensor, part: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> None:
-    """Normalise all ghosts of a piece: mean, variance about the mean, result."""
+    """Normalise all ghosts of a piece: mean, variance about the mean, result.
+
+    The sum of values far from zero is rounded, so what the mean is off by is taken from the centred
+    values.
+    """
     mean, invstd, variance = part
     count = x[0].numel() // len(weight)
     torch.div(_sum(x, mean.dtype), count, out=mean)
     centred = torch.sub(x, _spread(mean, x), out=torch.empty_like(result))
+    off = _sum(centred, mean.dtype).div_(count)
     squares = torch.mul(centred, centred, out=result)
     torch.div(_sum(squares, mean.dtype), count, out=variance)
+    variance.addcmul_(off, off, value=-1).clamp_(min=0)
     torch.rsqrt(variance + eps, out=invstd)
+    gain = weight * invstd
+    level = torch.addcmul(bias, off, gain, value=-1)
+    torch.mul(centred, _spread(gain, x), out=result).add_(_spread(level, x))
+    mean.add_(off)
     variance.mul_(count / (count - 1))
-    torch.mul(centred, _spread(weight * invstd, x), out=result).add_(_spread(bias[None], x))
 
 
 def _grad_by_pytorch(
