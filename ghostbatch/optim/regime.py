@@ -15,6 +15,11 @@ from ghostbatch.errors import InputError
 Epochs = int | float | Fraction
 Drop = tuple[Epochs, float] | tuple[Epochs, float, float]
 
+# Made from text to be objects of their own: `is` tells a default from the same number given by the
+# user, also after `dataclasses.replace`. RegimeScheduler changes and compares only what was given.
+DEFAULT_MOMENTUM = float("0.9")
+DEFAULT_WEIGHT_DECAY = float("1e-4")
+
 
 class Rates(NamedTuple):
     """Learning rate and weight decay of one update."""
@@ -43,10 +48,10 @@ class Regime:
     drops: tuple[Drop, ...] = ()
     """Pairs (epoch, lr) or triples (epoch, lr, weight decay), in order of time."""
 
-    momentum: float = 0.9
+    momentum: float = DEFAULT_MOMENTUM
     """Momentum of SGD, constant."""
 
-    weight_decay: float = 1e-4
+    weight_decay: float = DEFAULT_WEIGHT_DECAY
     """Weight decay at the start, on every parameter."""
 
     warmup: Epochs = 0
