@@ -86,6 +86,10 @@ def test_subpackages_are_attributes_and_dir_lists_the_public_names():
     assert set(ghostbatch.__all__) <= set(names)
 
 
+def test_type_checkers_read_the_packages_annotations():
+    assert Path(ghostbatch.__file__).with_name("py.typed").is_file()  # as PEP 561 has it
+
+
 def test_an_unknown_attribute_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'ghostbatch' has no attribute 'to_goats'"):
         ghostbatch.to_goats  # noqa: B018 (the access is the test)
