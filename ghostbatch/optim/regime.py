@@ -5,10 +5,11 @@ result never depends on how a float rounds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from functools import partial
 from math import floor, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ghostbatch.errors import InputError
 
@@ -97,6 +98,12 @@ class Regime:
                     "remove it or raise regime.epochs",
                 )
             before = epoch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what differs from the defaults, so that another process still tells them apart."""
+        values = ((each, getattr(self, each.name)) for each in fields(self))
+        given = {each.name: value for each, value in values if value is not each.default}
+        return partial(type(self), **given), ()
 
     def scaled(self, factor: float) -> "Regime":
         """Return the regime with every learning rate times ``factor``; weight decay stays."""

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 from dataclasses import asdict, replace
 
 import pytest
@@ -176,8 +177,14 @@ GIVEN_NOTHING = Regime(lr=0.2, epochs=8, drops=((3, 0.1), (5, 0.02, 0.3), (7, 0.
 
 @pytest.mark.parametrize(
     "change",
-    [lambda r: r, lambda r: r.scaled(2), lambda r: r.stretched(1), lambda r: replace(r, warmup=1)],
-    ids=["as built", "scaled", "stretched", "replaced"],
+    [
+        lambda regime: regime,
+        lambda regime: regime.scaled(2),
+        lambda regime: regime.stretched(1),
+        lambda regime: replace(regime, warmup=1),
+        lambda regime: pickle.loads(pickle.dumps(regime)),  # noqa: S301 (our own)
+    ],
+    ids=["as built", "scaled", "stretched", "replaced", "pickled"],
 )
 def test_a_regime_without_weight_decay_leaves_the_optimizers_alone_until_a_drop_gives_one(change):
     optimizer, scheduler = adamw(change(GIVEN_NOTHING), weight_decay=0.05)
