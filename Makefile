@@ -1,13 +1,23 @@
-# make demo | test | check: each builds its own environment first, once.
+# make demo | test | check | newest | oldest: each builds its own environment first, once.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# The versions of torch and of what comes with it at both ends of what is supported. constraints.txt
+# holds for everything else.
+RANGE  := torch torchvision triton timm numpy
+NEWEST := .venv-newest
+OLDEST := .venv-oldest
+# Built again on another day, because there may be new releases.
+NEWEST_READY := $(NEWEST)/.ready-$(shell date +%F)
+OLDEST_READY := $(OLDEST)/.ready
+TORCH_TESTS  := tests/ops tests/nn tests/optim tests/diagnostics tests/train
+
 # uv does not read pip's settings; a folder of wheels named for pip serves it too.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: demo test check slow clean
+.PHONY: demo test check slow newest oldest clean
 
 demo: $(READY)
 	$(BIN)/ghostbatch study quick
@@ -24,15 +34,40 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-$(READY): pyproject.toml constraints.txt
+newest: $(NEWEST_READY)
+	$(NEWEST)/bin/python -m pytest -n 2 $(TORCH_TESTS)
+
+oldest: $(OLDEST_READY)
+	$(OLDEST)/bin/python -m pytest -n 2 $(TORCH_TESTS)
+
+# $(call install,FOLDER,OPTIONS) makes an environment in FOLDER; OPTIONS are for pip or uv pip.
+define install
 	@if command -v uv >/dev/null 2>&1; then \
-		uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
-		uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
+		uv venv --quiet --allow-existing --python $(PYTHON) $(1) && \
+		uv pip install --quiet --python $(1)/bin/python $(2) -e '.[dev]'; \
 	else \
-		$(PYTHON) -m venv $(VENV) && \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+		$(PYTHON) -m venv $(1) && \
+		$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) -e '.[dev]'; \
 	fi
 	@touch $@
+endef
+
+# $(call unpin,FOLDER) leaves nothing in FOLDER but the constraints without those of RANGE.
+define unpin
+	@rm -rf $(1) && mkdir $(1)
+	@sed $(RANGE:%=-e '/^%==/d') constraints.txt >$(1)/constraints.txt
+endef
+
+$(READY): pyproject.toml constraints.txt
+	$(call install,$(VENV),-c constraints.txt)
+
+$(NEWEST_READY): pyproject.toml constraints.txt
+	$(call unpin,$(NEWEST))
+	$(call install,$(NEWEST),-c $(NEWEST)/constraints.txt)
+
+$(OLDEST_READY): pyproject.toml constraints.txt constraints-oldest.txt
+	$(call unpin,$(OLDEST))
+	$(call install,$(OLDEST),-c $(OLDEST)/constraints.txt -c constraints-oldest.txt)
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) runs

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 if not torch.cuda.is_available():
     # Triton then runs kernels in its interpreter; this must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_report_header() -> str:
+    """Return the versions of the libraries on which results may depend."""
+    versions = {each.name: each.version for each in metadata.distributions()}
+    names = ("torch", "torchvision", "triton", "timm", "numpy")
+    return ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -3,10 +3,12 @@
 import pickle
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import ghostbatch
 from ghostbatch.errors import InputError
@@ -86,6 +88,10 @@ def test_subpackages_are_attributes_and_dir_lists_the_public_names():
     assert set(ghostbatch.__all__) <= set(names)
 
 
+def test_type_checkers_read_the_packages_annotations():
+    assert Path(ghostbatch.__file__).with_name("py.typed").is_file()  # as PEP 561 has it
+
+
 def test_an_unknown_attribute_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'ghostbatch' has no attribute 'to_goats'"):
         ghostbatch.to_goats  # noqa: B018 (the access is the test)
@@ -111,3 +117,13 @@ def test_the_library_works_without_fcntl_and_register_at_fork(tmp_path):
 def test_an_input_error_survives_being_sent_between_processes():
     error = InputError("batch", "1 is below 2", "use 2 or more")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 (our own)
+
+
+def test_the_oldest_supported_versions_are_those_that_make_oldest_tests_with():
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    requirements = [Requirement(line) for line in project["dependencies"]]
+    lines = (HERE.parent / "constraints-oldest.txt").read_text().splitlines()
+    tested = dict(line.split("==") for line in lines if not line.startswith("#"))
+    for name in ("torch", "torchvision", "numpy"):
+        (bounds,) = (r.specifier for r in requirements if r.name == name)
+        assert str(bounds) == ">=" + tested[name].removesuffix(".0")

@@ -103,7 +103,7 @@ def is_first_rank() -> bool:
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as one line."""
     if is_first_rank() or isinstance(message, RankLocalWarning):
-        _print_error(str(message))
+        _print_error(" ".join(str(message).split()))
 
 
 def _print_error(line: str) -> None:

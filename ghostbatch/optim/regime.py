@@ -5,15 +5,21 @@ result never depends on how a float rounds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from functools import partial
 from math import floor, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ghostbatch.errors import InputError
 
 Epochs = int | float | Fraction
 Drop = tuple[Epochs, float] | tuple[Epochs, float, float]
+
+# Made from text to be objects of their own: `is` tells a default from the same number given by the
+# user, also after `dataclasses.replace`. RegimeScheduler changes and compares only what was given.
+DEFAULT_MOMENTUM = float("0.9")
+DEFAULT_WEIGHT_DECAY = float("1e-4")
 
 
 class Rates(NamedTuple):
@@ -43,10 +49,10 @@ class Regime:
     drops: tuple[Drop, ...] = ()
     """Pairs (epoch, lr) or triples (epoch, lr, weight decay), in order of time."""
 
-    momentum: float = 0.9
+    momentum: float = DEFAULT_MOMENTUM
     """Momentum of SGD, constant."""
 
-    weight_decay: float = 1e-4
+    weight_decay: float = DEFAULT_WEIGHT_DECAY
     """Weight decay at the start, on every parameter."""
 
     warmup: Epochs = 0
@@ -92,6 +98,12 @@ class Regime:
                     "remove it or raise regime.epochs",
                 )
             before = epoch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what differs from the defaults, so that another process still tells them apart."""
+        values = ((each, getattr(self, each.name)) for each in fields(self))
+        given = {each.name: value for each, value in values if value is not each.default}
+        return partial(type(self), **given), ()
 
     def scaled(self, factor: float) -> "Regime":
         """Return the regime with every learning rate times ``factor``; weight decay stays."""

@@ -1,5 +1,6 @@
 """A Regime as an ordinary PyTorch scheduler, stepped once per update."""
 
+import warnings
 from bisect import bisect_right
 from typing import Any
 
@@ -7,14 +8,23 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ghostbatch.errors import check_positive
-from ghostbatch.optim.regime import Rates, Regime, update_at
+from ghostbatch.optim.regime import (
+    DEFAULT_MOMENTUM,
+    DEFAULT_WEIGHT_DECAY,
+    Rates,
+    Regime,
+    update_at,
+)
 
 
 class RegimeScheduler(LRScheduler):
     """Sets learning rate and weight decay by a `Regime`; call ``step()`` after each update.
 
     Groups with the optimizer's default rate (or else the first group) get the regime's rate; other
-    groups keep their ratio to it. Groups without weight decay stay without.
+    groups keep their ratio to it. Groups without weight decay stay without. If the regime was not
+    given a weight decay, the optimizer keeps its own until a drop gives one. The momentum is always
+    the optimizer's. A warning says so if a momentum or weight decay that the regime was given
+    differs from the optimizer's.
 
     Args:
         optimizer: any optimizer with "lr" and, if it decays weights, "weight_decay" groups.
@@ -42,6 +52,19 @@ class RegimeScheduler(LRScheduler):
         self._drops = [update_at(drop[0], samples_per_epoch, batch) for drop in regime.drops]
         self._phases = [regime.phase(drops) for drops in range(len(regime.drops) + 1)]
         super().__init__(optimizer, last_epoch)
+        self._warn_of_differences()
+
+    def _warn_of_differences(self) -> None:
+        """Warn if the regime was given a weight decay or momentum other than the optimizer's."""
+        regime, groups = self.regime, self.optimizer.param_groups
+        own = {group["initial_weight_decay"] for group in groups}
+        own = (own - {0}) or own  # groups without weight decay stay without, if others have one
+        if regime.weight_decay is not DEFAULT_WEIGHT_DECAY and own != {regime.weight_decay}:
+            used = "the regime's" if any(own) else "the optimizer's"
+            _warn("weight_decay", regime.weight_decay, own, used)
+        own = {group["momentum"] for group in groups if "momentum" in group}
+        if regime.momentum is not DEFAULT_MOMENTUM and own - {regime.momentum}:
+            _warn("momentum", regime.momentum, own, "the optimizer's")
 
     def rates(self, update: int) -> Rates:
         """Return the regime's rates of the 0-based ``update``."""
@@ -55,7 +78,8 @@ class RegimeScheduler(LRScheduler):
         groups = self.optimizer.param_groups
         for group in groups:
             # In the group, like PyTorch's initial_lr: the regime's weight decay may become 0.
-            if group.setdefault("initial_weight_decay", group.get("weight_decay", 0)):
+            decays = group.setdefault("initial_weight_decay", group.get("weight_decay", 0))
+            if decays and rates.weight_decay is not DEFAULT_WEIGHT_DECAY:
                 group["weight_decay"] = rates.weight_decay
         initial = [group.setdefault("initial_lr", group["lr"]) for group in groups]
         own = self.optimizer.defaults["lr"]
@@ -82,3 +106,13 @@ class RegimeScheduler(LRScheduler):
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             group["lr"] = lr
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+
+def _warn(field: str, given: float, own: set[float], used: str) -> None:
+    """Warn that the regime and the optimizer differ, and say whose value is used."""
+    values = ", ".join(f"{value:g}" for value in sorted(own))
+    warnings.warn(
+        f"regime.{field} is {given:g}, the optimizer has {values}: {used} is used; "
+        "give both the same",
+        stacklevel=4,  # the line that builds the scheduler
+    )

@@ -1,6 +1,9 @@
 """The scheduler drives a real optimizer: every rate before the exact update it is meant for."""
 
 import io
+import json
+import pickle
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -162,3 +165,79 @@ def test_sizes_below_one_are_refused(sizes):
         RegimeScheduler(
             optimizer, Regime(lr=0.1, epochs=1), **{"samples_per_epoch": 10, "batch": 5, **sizes}
         )
+
+
+def adamw(regime, **options):
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(()))], lr=0.2, **options)
+    return optimizer, RegimeScheduler(optimizer, regime, **SIZES)
+
+
+GIVEN_NOTHING = Regime(lr=0.2, epochs=8, drops=((3, 0.1), (5, 0.02, 0.3), (7, 0.01)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda regime: regime,
+        lambda regime: regime.scaled(2),
+        lambda regime: regime.stretched(1),
+        lambda regime: replace(regime, warmup=1),
+        lambda regime: pickle.loads(pickle.dumps(regime)),  # noqa: S301 (our own)
+    ],
+    ids=["as built", "scaled", "stretched", "replaced", "pickled"],
+)
+def test_a_regime_without_weight_decay_leaves_the_optimizers_alone_until_a_drop_gives_one(change):
+    optimizer, scheduler = adamw(change(GIVEN_NOTHING), weight_decay=0.05)
+    decays = []
+    for _ in range(UPDATES):
+        decays.append(optimizer.param_groups[0]["weight_decay"])
+        optimizer.step()
+        scheduler.step()
+    assert decays == [0.05] * 31 + [0.3] * 19
+
+
+def test_a_regime_that_was_given_the_default_weight_decay_sets_it():
+    with pytest.warns(UserWarning, match="weight_decay"):
+        optimizer, _ = adamw(Regime(lr=0.2, epochs=8, weight_decay=1e-4), weight_decay=0.05)
+    assert optimizer.param_groups[0]["weight_decay"] == 1e-4
+
+
+def test_the_defaults_of_a_regime_are_plain_numbers():
+    regime = Regime(lr=0.1, epochs=1)
+    assert regime == Regime(lr=0.1, epochs=1, momentum=0.9, weight_decay=1e-4)
+    assert regime.at(0).weight_decay == 1e-4
+    assert type(regime.weight_decay) is type(regime.momentum) is float
+    assert json.dumps(asdict(regime)) == json.dumps(
+        {"lr": 0.1, "epochs": 1, "drops": [], "momentum": 0.9, "weight_decay": 1e-4, "warmup": 0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "line"),
+    [
+        ({"weight_decay": 0.2}, {}, "weight_decay is 0.2, the optimizer has 0.1: the regime's is"),
+        ({"weight_decay": 0.2}, {"weight_decay": 0}, "the optimizer has 0: the optimizer's is"),
+        ({"momentum": 0.5}, {}, "momentum is 0.5, the optimizer has 0.9: the optimizer's is"),
+    ],
+    ids=["decay", "no decay", "momentum"],
+)
+def test_a_regime_that_differs_from_the_optimizer_says_so_once(given, own, line, recwarn):
+    advance(*start(regime=Regime(lr=0.2, epochs=8, **given), **own), 3)
+    (warning,) = recwarn
+    assert line in str(warning.message)
+    assert warning.filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [({}, {"momentum": 0.5, "weight_decay": 0.3}), ({"momentum": 0.9, "weight_decay": 0.1}, {})],
+    ids=["given nothing", "agrees"],
+)
+def test_a_regime_that_was_given_nothing_or_agrees_says_nothing(given, own, recwarn):
+    start([{}, {"weight_decay": 0}], regime=Regime(lr=0.2, epochs=8, **given), **own)
+    assert not list(recwarn)
+
+
+def test_momentum_is_not_compared_with_an_optimizer_that_has_none(recwarn):
+    adamw(Regime(lr=0.2, epochs=8, momentum=0.5))
+    assert not list(recwarn)
