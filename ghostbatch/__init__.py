@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from ghostbatch.diagnostics import fit_diffusion as fit_diffusion
     from ghostbatch.diagnostics import increment_covariance as increment_covariance
     from ghostbatch.diagnostics import random_potential as random_potential
+    from ghostbatch.errors import InputError as InputError
     from ghostbatch.nn import GhostBatchNorm1d as GhostBatchNorm1d
     from ghostbatch.nn import GhostBatchNorm2d as GhostBatchNorm2d
     from ghostbatch.nn import GhostBatchNorm3d as GhostBatchNorm3d
+    from ghostbatch.nn import recalibrate as recalibrate
     from ghostbatch.nn import sync_statistics as sync_statistics
     from ghostbatch.nn import to_ghost as to_ghost
     from ghostbatch.nn import to_plain as to_plain
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "diagnostics": "WeightDistance fit_diffusion increment_covariance random_potential",
-    "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d sync_statistics to_ghost to_plain",
+    "errors": "InputError",
+    "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d recalibrate sync_statistics to_ghost "
+    "to_plain",
     "ops": "LOCAL ghost_batch_norm",
     "optim": "Regime RegimeScheduler lr_scale noise_weights",
     "recipe": "Recipe",
@@ -53,7 +57,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name, or a module such as ``nn``, on first use, and keep it."""
     if name in _MODULE_OF:
         value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    elif name in ("data", "errors", *_NAMES):
+    elif name in ("data", *_NAMES):
         value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ from ghostbatch.nn.norm import (
     GhostBatchNorm3d,
     sync_statistics,
 )
+from ghostbatch.nn.recalibrate import recalibrate
 
 __all__ = [
     "MODELS",
@@ -19,6 +20,7 @@ __all__ = [
     "GhostBatchNorm3d",
     "find_model",
     "key_dropout",
+    "recalibrate",
     "sync_statistics",
     "to_cross_rank",
     "to_ghost",
