@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ghostbatch.nn import GhostBatchNorm2d as GhostBatchNorm2d
     from ghostbatch.nn import GhostBatchNorm3d as GhostBatchNorm3d
     from ghostbatch.nn import recalibrate as recalibrate
+    from ghostbatch.nn import register_conversion as register_conversion
     from ghostbatch.nn import sync_statistics as sync_statistics
     from ghostbatch.nn import to_ghost as to_ghost
     from ghostbatch.nn import to_plain as to_plain
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "diagnostics": "WeightDistance fit_diffusion increment_covariance random_potential",
     "errors": "InputError",
-    "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d recalibrate sync_statistics to_ghost "
-    "to_plain",
+    "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d recalibrate register_conversion "
+    "sync_statistics to_ghost to_plain",
     "ops": "LOCAL ghost_batch_norm",
     "optim": "Regime RegimeScheduler lr_scale noise_weights",
     "recipe": "Recipe",
