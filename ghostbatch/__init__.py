@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ghostbatch.optim import lr_scale as lr_scale
     from ghostbatch.optim import noise_weights as noise_weights
     from ghostbatch.recipe import Recipe as Recipe
+    from ghostbatch.train import load_run as load_run
     from ghostbatch.train import train as train
 
 _NAMES = {
@@ -45,7 +46,7 @@ _NAMES = {
     "ops": "LOCAL ghost_batch_norm",
     "optim": "Regime RegimeScheduler lr_scale noise_weights",
     "recipe": "Recipe",
-    "train": "train",
+    "train": "load_run train",
 }
 """The public names of each module."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
