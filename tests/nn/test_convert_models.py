@@ -194,3 +194,24 @@ def test_converting_other_models_does_not_import_timm():
         assert "timm" not in sys.modules and "torchvision" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("whose", ["torch", "timm"])
+def test_converting_ghost_layers_to_sync_batch_norm_warns_that_their_ghosts_are_lost(timm, whose):
+    convert = {
+        "torch": nn.SyncBatchNorm.convert_sync_batchnorm,
+        "timm": timm.layers.convert_sync_batchnorm,
+    }[whose]
+    model = nn.Sequential(nn.BatchNorm2d(3), timm.layers.BatchNormAct2d(3))
+    convert(copy.deepcopy(model))
+    with pytest.warns(UserWarning, match="^convert_sync_batchnorm drops the ghosts"):
+        convert(gb.to_ghost(model, 4))
+
+
+def test_quantisation_may_ask_ghost_layers_for_their_qconfig_and_set_it():
+    layer = gb.GhostBatchNorm2d(3)
+    assert not hasattr(layer, "qconfig")
+    layer.qconfig = "set"
+    assert copy.deepcopy(layer).qconfig == "set"
+    del layer.qconfig
+    assert not hasattr(layer, "qconfig")
