@@ -1,11 +1,14 @@
 """The ghost layer of timm's ``BatchNormAct2d``; only models of timm import this module."""
 
-from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor
 
 from ghostbatch.nn.convert import register_conversion
 from ghostbatch.nn.norm import GhostBatchNorm2d
 from ghostbatch.ops.reference import Activation
+from ghostbatch.optional import import_timm
+
+import_timm()  # it also imports where torchvision's operators do not load
+from timm.layers.norm_act import BatchNormAct2d  # noqa: E402
 
 
 class GhostBatchNormAct2d(GhostBatchNorm2d, BatchNormAct2d):
