@@ -16,7 +16,7 @@ from typing import Any
 from ghostbatch import __version__
 from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning, check_choice
 
-COMMANDS = ("list", "plan", "train", "study", "report")
+COMMANDS = ("list", "plan", "train", "study", "report", "evaluate", "export")
 """Modules of this package; each has a function ``command`` of its arguments."""
 
 USAGE = """\
@@ -27,6 +27,8 @@ usage: ghostbatch COMMAND ...
   train RECIPE            run one recipe; every field of the recipe is a flag
   study STUDY             run a table of the paper: recipes by columns by seeds
   report FOLDER           write tables, figures and an HTML page from a folder of runs
+  evaluate RUN            print loss and accuracy of a run's network on its test set
+  export RUN --to FILE    write a run's network as a state_dict, torch.export or ONNX file
 
 ghostbatch COMMAND --help prints the flags. Run an interrupted command again to continue it."""
 

@@ -55,6 +55,14 @@ BAD_INPUT = {  # the field that the error names, and the command
     "ghost-of-one": ("ghost", "train f1-digits --ghost 1"),
     "ghost-above-batch": ("ghost", "train f1-digits --ghost 33"),
     "ghost-is-a-word": ("ghost", "train f1-digits --ghost many"),
+    "ghosts-without-batch-norm": (
+        "ghost",
+        "train f1-digits --ghost 16 --model python:small_networks:without_norms",
+    ),
+    "ghosts-of-unknown-norms": (
+        "ghost",
+        "train f1-digits --ghost 16 --model python:small_networks:other_norms",
+    ),
     "noise-below-base-batch": ("noise", "train f1-digits --noise --base-batch 64"),
     "clip-at-zero": ("clip", "train f1-digits --clip 0"),
     "negative-lr": ("regime.lr", "train f1-digits --regime.lr -0.1"),
@@ -82,6 +90,10 @@ BAD_INPUT = {  # the field that the error names, and the command
     "drop-epoch-over-zero": ("regime.drops", "train f1-digits --regime.drops 1/0:0.1"),
     "device-that-cannot-train": ("device", "train f1-digits --device meta"),
     "plan-without-batch": ("batch", "plan f1-digits"),
+    "no-run-to-evaluate": ("run", "evaluate nowhere"),
+    "no-run-to-export": ("run", "export nowhere --to network.pt"),
+    "export-of-unknown-ending": ("to", "export nowhere --to network.h5"),
+    "export-into-no-folder": ("to", "export nowhere --to no/network.pt"),
 }
 
 
@@ -181,7 +193,7 @@ def test_help_shows_the_documentation_of_the_fields(run):
     code, out, _ = run("train", "f1-digits", "--help")
     assert code == 0
     assert "The batch that the regime was tuned for." in " ".join(out.split())
-    for command in ("plan f1-digits", "study quick", "report"):
+    for command in ("plan f1-digits", "study quick", "report", "evaluate", "export"):
         assert run(*command.split(), "--help")[0] == 0
     assert "usage: ghostbatch COMMAND" in run("--help")[1]
 
