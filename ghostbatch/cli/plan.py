@@ -12,8 +12,8 @@ from ghostbatch.cli.flags import name_first, parse
 from ghostbatch.data import find_info
 from ghostbatch.optim import Rule
 from ghostbatch.recipe import Hold, Plan
+from ghostbatch.recipes import find_recipe
 from ghostbatch.report.table import show_rates
-from ghostbatch.study import find_recipe
 
 
 @dataclass(frozen=True, kw_only=True)

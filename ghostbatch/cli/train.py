@@ -13,9 +13,9 @@ from ghostbatch.cli import is_first_rank
 from ghostbatch.cli.flags import cores, name_first, parse
 from ghostbatch.data import OnBadImage, find_info
 from ghostbatch.recipe import Recipe
+from ghostbatch.recipes import find_recipe
 from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
-from ghostbatch.study import find_recipe
 from ghostbatch.train import Record, data_bytes, estimate, find_device, train
 from ghostbatch.train.reference import read_drop_targets
 

@@ -15,6 +15,7 @@ from ghostbatch.errors import InputError, RankLocalError, check_positive
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.recipes import find_recipe
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.journal import Journal
 from ghostbatch.train.ranks import Ranks, joined
@@ -30,7 +31,7 @@ READ_EVERY = {"cpu": 1, "cuda": 20}
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | str,
     *,
     out: str | Path | None = None,
     device: str | torch.device | None = None,
@@ -52,7 +53,7 @@ def train(
     `READ_EVERY` updates), saves and stops; a second signal stops it at once.
 
     Args:
-        recipe: decides every number.
+        recipe: decides every number; or the name of a recipe, such as "f1-digits".
         out: folder of the run, on the first rank; None uses a temporary one.
         device: "cpu", "cuda", ...; None is the GPU if there is one, one for each rank.
         micro: samples per backward pass, over all ranks; saves memory, keeps the numbers.
@@ -67,6 +68,7 @@ def train(
         on_record: called on the first rank with every record of ``metrics.jsonl``.
 
     """
+    recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     where = find_device(device)
     counts = {"threads": threads, "evaluations": evaluations, "workers": workers}
     check_positive(**counts, checkpoint_updates=checkpoint_updates)
