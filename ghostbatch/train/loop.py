@@ -115,9 +115,10 @@ def _continue(
         dtype=parameter_dtype(recipe),
     )
     count = threads or torch.get_num_threads()
+    how = {"micro": split.micro, "evaluations": evaluations}
     with (
         closing(feed),
-        _threads(ranks.on_rank_zero(lambda: folder.begin(device, count))),
+        _threads(ranks.on_rank_zero(lambda: folder.begin(device, count, **how))),
         closing(Update(state, feed, split, ranks)) as update,
         closing(make_journal(state, feed, ranks, folder, kept_bytes)) as journal,
         Signals(launched=ranks.world > 1) as signals,
