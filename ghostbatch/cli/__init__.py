@@ -14,6 +14,8 @@ from types import FrameType
 from typing import Any
 
 from ghostbatch import __version__
+from ghostbatch.cli.notices import is_first_rank as is_first_rank
+from ghostbatch.cli.notices import log_shown, said_if_slow, say
 from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning, check_choice
 
 COMMANDS = ("list", "plan", "train", "study", "report")
@@ -35,7 +37,8 @@ def main() -> None:
     """Entry point of ``ghostbatch``."""
     warnings.showwarning = _warn
     try:
-        run(sys.argv[1:])
+        with log_shown():
+            run(sys.argv[1:])
     except InputError as error:
         fail(str(error), 2, every_rank=isinstance(error, RankLocalError))
     except KeyboardInterrupt:
@@ -60,7 +63,8 @@ def run(argv: Sequence[str]) -> None:
         return
     name, *rest = argv
     check_choice("command", name, COMMANDS)
-    command = _load(name)
+    with said_if_slow("starting (importing torch)"):
+        command = _load(name)
     signal.signal(signal.SIGTERM, _terminate)
     command(rest)
 
@@ -91,22 +95,11 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 def fail(line: str, code: int, every_rank: bool = False) -> None:
     """Print one line and exit; by default only on the first rank, as all fail alike."""
     if every_rank or is_first_rank():
-        _print_error(line)
+        say(line)
     raise SystemExit(code)
-
-
-def is_first_rank() -> bool:
-    """Return whether this process is the first rank, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as one line."""
     if is_first_rank() or isinstance(message, RankLocalWarning):
-        _print_error(str(message))
-
-
-def _print_error(line: str) -> None:
-    """Write a line with one call, unlike print, because ranks share a terminal."""
-    sys.stderr.write(f"ghostbatch: {line}\n")
-    sys.stderr.flush()
+        say(str(message))
