@@ -48,13 +48,15 @@ class BatchSplit:
 
     def check(self) -> None:
         """Raise InputError unless the batch splits evenly; the remedy lists sizes that do."""
+        without_ghosts = "leave micro out, or set a ghost size that divides it"
         if self.micro < 1:
-            raise InputError("micro", f"{self.micro} is below 1", self._remedy())
+            remedy = without_ghosts if self.needs_full_batch else self._remedy()
+            raise InputError("micro", f"{self.micro} samples are below 1", remedy)
         if self.needs_full_batch and self.micro != self.batch:
             raise InputError(
                 "micro",
                 f"plain batch norm normalises all {self.batch} samples at once",
-                "leave micro out, or set a ghost size that divides it",
+                without_ghosts,
             )
         step = self.world * self.multiple_of
         is_split = self.micro != self.batch or self.world > 1
