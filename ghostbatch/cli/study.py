@@ -10,11 +10,13 @@ import tyro
 from rich.console import Console
 
 from ghostbatch.cli import fail
-from ghostbatch.cli.flags import cores, name_first, parse
+from ghostbatch.cli.about import about_all, about_one
+from ghostbatch.cli.flags import cores, parse, print_help, take_name
 from ghostbatch.cli.report import print_report
+from ghostbatch.cli.words import sort_words
 from ghostbatch.errors import InputError
 from ghostbatch.report.terminal import StudyProgress, instrument_progress, progress_bars
-from ghostbatch.study import Where, WorkerDied, find_study, measure, run_study
+from ghostbatch.study import STUDIES, Where, WorkerDied, find_study, measure, run_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +40,17 @@ def command(argv: Sequence[str]) -> None:
         raise InputError(
             "study", "torchrun would run it once per rank", "start it alone; it has --jobs"
         )
-    name, rest = name_first(argv, "study", "study")
+    words = sort_words(StudyOptions, argv, "study")
+    name = take_name(words, "study", STUDIES)
+    default = StudyOptions(out=Path("runs") / (name or "STUDY"))
+    does = StudyOptions.__doc__
+    if name is None:
+        example = "For example: ghostbatch study quick --seeds 0"
+        about = about_all(does, "STUDY", STUDIES, example)
+        print_help(StudyOptions, "study STUDY", about, default)
     study = find_study(name)
-    options = parse(StudyOptions, rest, f"study {name}", StudyOptions(out=Path("runs") / name))
+    about = about_one(does, name, STUDIES)
+    options = parse(StudyOptions, words.flags, f"study {name}", default, about)
     seeds = _seeds(options.seeds) if options.seeds is not None else None
     columns = options.columns.split(",") if options.columns is not None else None
     for flag, value in (("columns", columns), ("seeds", seeds), ("device", options.where.device)):

@@ -1,22 +1,26 @@
 """``ghostbatch train``: one run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
 from ghostbatch.cli import is_first_rank
-from ghostbatch.cli.flags import cores, name_first, parse
+from ghostbatch.cli.about import about_all, about_one
+from ghostbatch.cli.default_out import folder_of, folder_of_repeat
+from ghostbatch.cli.flags import cores, parse, print_help, take_name
+from ghostbatch.cli.words import Words, sort_words
 from ghostbatch.data import OnBadImage, find_info
+from ghostbatch.errors import InputError
 from ghostbatch.recipe import Recipe
-from ghostbatch.recipes import find_recipe
+from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
-from ghostbatch.train import Record, data_bytes, estimate, find_device, train
+from ghostbatch.train import Record, data_bytes, estimate, find_device, read_header, train
 from ghostbatch.train.reference import read_drop_targets
 
 
@@ -24,8 +28,8 @@ from ghostbatch.train.reference import read_drop_targets
 class RunOptions:
     """The arguments of `train` other than the recipe."""
 
-    out: Path
-    """The run's folder; an interrupted run continues from what it holds."""
+    out: Path | None = None
+    """The run's folder; None is runs/RECIPE, with the changed fields in its name."""
     device: str | None = None
     """cpu, cuda, ...; None is the GPU if there is one."""
     threads: int | None = None
@@ -58,17 +62,17 @@ class TrainOptions:
     """Print the recipe, its updates, and estimates of memory and time; run nothing."""
     tensorboard: bool = False
     """Also write the records for TensorBoard, into the run's folder."""
+    from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """Repeat the run in this folder, in place of RECIPE; other flags change its recipe."""
 
 
 def command(argv: Sequence[str]) -> None:
     """Run one recipe and print its progress."""
-    name, rest = name_first(argv, "recipe", "train")
-    default = TrainOptions(recipe=find_recipe(name), run=RunOptions(out=Path("runs") / name))
-    options = parse(TrainOptions, rest, f"train {name}", default)
-    out = options.run.out
+    options, out = _read(argv)
+    run = replace(options.run, out=out)
     console = Console(quiet=not is_first_rank())
     if options.dry_run:
-        _print_estimates(options.recipe, options.run, console)
+        _print_estimates(options.recipe, run, console)
         return
     board = TensorBoard(out) if options.tensorboard else None
 
@@ -84,7 +88,7 @@ def command(argv: Sequence[str]) -> None:
                 soft_wrap=True,
             )
 
-    summary = train(options.recipe, **vars(options.run), on_record=show)
+    summary = train(options.recipe, **vars(run), on_record=show)
     reason = f" ({summary.reason})" if summary.reason else ""
     took = timedelta(seconds=round(summary.seconds))
     console.print(
@@ -93,6 +97,50 @@ def command(argv: Sequence[str]) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _read(argv: Sequence[str]) -> tuple[TrainOptions, Path]:
+    """Return the options of a command, and the run's folder."""
+    words = sort_words(TrainOptions, argv, "train")
+    if "from" in words.values and not words.help:
+        return _read_repeat(words)
+    name = take_name(words, "recipe", RECIPES)
+    recipe = find_recipe(name or "f1-digits")
+    default = TrainOptions(recipe=recipe, run=RunOptions())
+    does = TrainOptions.__doc__
+    if name is None:
+        more = "The defaults below are those of f1-digits; name another recipe to see its own."
+        print_help(TrainOptions, "train RECIPE", about_all(does, "RECIPE", RECIPES, more), default)
+    about = about_one(does, name, RECIPES)
+    options = parse(TrainOptions, words.flags, f"train {name}", default, about)
+    return options, options.run.out or folder_of(name, recipe, options.recipe)
+
+
+def _read_repeat(words: Words) -> tuple[TrainOptions, Path]:
+    """Return the options that repeat the run of --from, changed by other flags, and a new folder.
+
+    Whatever changes rounding on the CPU is as it was: the threads and the micro-batch.
+    """
+    if words.names:
+        problem = f"the recipe {words.names[0]} was named, too"
+        raise InputError("from", problem, "leave out one of them")
+    path = Path(words.values["from"])
+    folder = path.parent if path.name == "run.json" else path
+    if not (folder / "run.json").is_file():
+        raise InputError("from", f"{path} holds no run", "name a folder that has a run.json")
+    try:
+        header = read_header(folder)
+    except InputError as error:
+        raise InputError("from", error.problem, "name another run") from None
+    recipe, micro = Recipe.from_dict(header["recipe"]), header.get("micro")
+    run = RunOptions(
+        device="cpu" if header["device"].startswith("cpu") else None,
+        threads=header["threads"],
+        evaluations=header.get("evaluations", RunOptions.evaluations),
+        micro=None if micro == recipe.batch else micro,
+    )
+    options = parse(TrainOptions, words.flags, "train", TrainOptions(recipe=recipe, run=run))
+    return options, options.run.out or folder_of_repeat(folder, recipe, options.recipe)
 
 
 def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
@@ -107,7 +155,8 @@ def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     device = find_device(run.device)
     needs = estimate(plan, info, device, run.micro)
     lines = {
-        **{field: str(value) for field, value in recipe.as_dict().items() if field != "regime"},
+        "folder": str(run.out),
+        **{field: _show(value) for field, value in recipe.as_dict().items() if field != "regime"},
         "rates (update)": show_rates(plan),
         "weight decay": f"{plan.regime.weight_decay:g}",
         "updates": f"{plan.updates:,}",
@@ -121,3 +170,11 @@ def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     width = max(map(len, lines))
     for name, line in lines.items():
         console.print(f"{name:<{width}}  {line}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _show(value: Any) -> str:
+    """Return a field of a recipe as text; an optimizer is its name and its options."""
+    if not isinstance(value, dict):
+        return str(value)
+    options = (f"{name} {option}" for name, option in value.items() if name != "kind")
+    return ", ".join([value["kind"], *options])
