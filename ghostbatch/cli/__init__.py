@@ -27,6 +27,7 @@ usage: ghostbatch COMMAND ...
   list                    print the recipes, studies, networks and data sets
   plan RECIPE --batch N   adapt a recipe to another batch, and print it next to the original
   train RECIPE            run one recipe; every field of the recipe is a flag
+  train --from FOLDER     run the recipe of an earlier run again
   study STUDY             run a table of the paper: recipes by columns by seeds
   report FOLDER           write tables, figures and an HTML page from a folder of runs
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -16,8 +17,8 @@ from ghostbatch.report.terminal import print_tables
 class ReportOptions:
     """Write tables, figures and an HTML page from a folder of runs."""
 
-    folder: tyro.conf.Positional[Path]
-    """The --out of a study or of a train."""
+    folder: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
+    """The folder of a study or of a run."""
 
 
 def command(argv: Sequence[str]) -> None:

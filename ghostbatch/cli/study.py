@@ -26,9 +26,9 @@ class StudyOptions:
     out: Path
     """The study's folder; an interrupted study continues from what it holds."""
     columns: str | None = None
-    """Only these columns, for example SB,LB,+LR."""
+    """Only these columns, for example SB,LB,+LR; None is all."""
     seeds: str | None = None
-    """Only these seeds, for example 0,1,2."""
+    """These seeds in place of the study's own, for example 0,1,2."""
     jobs: int = field(default_factory=cores)
     """Largest number of runs at a time."""
     where: Annotated[Where, tyro.conf.arg(name="")] = field(default_factory=Where)
@@ -49,7 +49,8 @@ def command(argv: Sequence[str]) -> None:
         about = about_all(does, "STUDY", STUDIES, example)
         print_help(StudyOptions, "study STUDY", about, default)
     study = find_study(name)
-    about = about_one(does, name, STUDIES)
+    held = f"Columns: {', '.join(study.columns)}." if study.rows else ""
+    about = about_one(does, name, STUDIES, held)
     options = parse(StudyOptions, words.flags, f"study {name}", default, about)
     seeds = _seeds(options.seeds) if options.seeds is not None else None
     columns = options.columns.split(",") if options.columns is not None else None

@@ -41,7 +41,7 @@ class RunOptions:
     checkpoint_updates: int | None = None
     """Largest number of updates between checkpoints; None is no limit."""
     micro: int | None = None
-    """Samples per backward pass, over all ranks: less memory for the same numbers."""
+    """Samples per backward pass, over all ranks: less memory, the same numbers up to rounding."""
     data_dir: Path | None = None
     """Folder of the data sets; None is GHOSTBATCH_DATA, or the folder data here."""
     download: bool = False

@@ -28,10 +28,14 @@ class Kind:
 def read_value(field: str, hint: Any, word: str) -> Any:
     """Return the value of a word for a field of type ``hint``; raise `InputError` if it has none.
 
+    The word itself is the value if the type is unknown here; then the parser reads it.
+
     >>> read_value("ghost", int | None, "none"), read_value("epochs", int | Fraction, "50/3")
     (None, Fraction(50, 3))
     """
     kinds = _kinds(hint)
+    if not kinds:
+        return word
     for kind in sorted(kinds, key=lambda kind: kind is not NONE):  # "none" is also text
         try:
             return kind.read(word)
@@ -49,7 +53,7 @@ def read_value(field: str, hint: Any, word: str) -> Any:
 
 def wanted_value(hint: Any) -> str:
     """Return what a field of type ``hint`` takes, in words."""
-    *others, last = dict.fromkeys(kind.name + kind.example for kind in _kinds(hint))
+    *others, last = dict.fromkeys(kind.name + kind.example for kind in _kinds(hint)) or ["a value"]
     return f"{', '.join(others)} or {last}" if others else last
 
 
