@@ -16,7 +16,8 @@ from ghostbatch.cli.report import print_report
 from ghostbatch.cli.words import sort_words
 from ghostbatch.errors import InputError
 from ghostbatch.report.terminal import StudyProgress, instrument_progress, progress_bars
-from ghostbatch.study import STUDIES, Where, WorkerDied, find_study, measure, run_study
+from ghostbatch.study import STUDIES, Study, Where, WorkerDied, find_study, measure, run_study
+from ghostbatch.study.local import LocalExecutor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,39 @@ def command(argv: Sequence[str]) -> None:
         raise InputError(
             "study", "torchrun would run it once per rank", "start it alone; it has --jobs"
         )
+    study, options = _read(argv)
+    seeds = _seeds(options.seeds) if options.seeds is not None else None
+    columns = options.columns.split(",") if options.columns is not None else None
+    for flag, value in (("columns", columns), ("seeds", seeds), ("device", options.where.device)):
+        if value is not None and not study.rows:
+            raise InputError(flag, f"{study.name} has no runs", "leave it out")
+    out, where, console = options.out, options.where, Console()
+    cells = study.cells(columns, seeds, out)
+    try:
+        with progress_bars(console) as bars:
+            progress = StudyProgress(cells, bars)
+
+            def start(lock: int) -> LocalExecutor:
+                ended = sum((cell.folder(out) / "summary.json").exists() for cell in cells)
+                progress.start(options.jobs, len(cells) - ended)
+                return LocalExecutor(lock)
+
+            run_study(
+                *(study, cells, out),
+                jobs=options.jobs,
+                on_event=progress.on_event,
+                where=where,
+                make_executor=start,
+            )
+            for instrument in study.instruments:
+                measure(instrument, out, where, instrument_progress(instrument.name, bars))
+    except WorkerDied as error:
+        fail(str(error), 1)
+    print_report(out, console)
+
+
+def _read(argv: Sequence[str]) -> tuple[Study, StudyOptions]:
+    """Return the study that a command names, and its options."""
     words = sort_words(StudyOptions, argv, "study")
     name = take_name(words, "study", STUDIES)
     default = StudyOptions(out=Path("runs") / (name or "STUDY"))
@@ -51,23 +85,7 @@ def command(argv: Sequence[str]) -> None:
     study = find_study(name)
     held = f"Columns: {', '.join(study.columns)}." if study.rows else ""
     about = about_one(does, name, STUDIES, held)
-    options = parse(StudyOptions, words.flags, f"study {name}", default, about)
-    seeds = _seeds(options.seeds) if options.seeds is not None else None
-    columns = options.columns.split(",") if options.columns is not None else None
-    for flag, value in (("columns", columns), ("seeds", seeds), ("device", options.where.device)):
-        if value is not None and not study.rows:
-            raise InputError(flag, f"{study.name} has no runs", "leave it out")
-    out, where, console = options.out, options.where, Console()
-    cells = study.cells(columns, seeds, out)
-    try:
-        with progress_bars(console) as bars:
-            on_event = StudyProgress(cells, bars).on_event
-            run_study(study, cells, out, jobs=options.jobs, on_event=on_event, where=where)
-            for instrument in study.instruments:
-                measure(instrument, out, where, instrument_progress(instrument.name, bars))
-    except WorkerDied as error:
-        fail(str(error), 1)
-    print_report(out, console)
+    return study, parse(StudyOptions, words.flags, f"study {name}", default, about)
 
 
 def _seeds(text: str) -> list[int]:

@@ -39,6 +39,14 @@ class StudyProgress:
         self._work: dict[Cell, float] = {}
         self._ended = 0
 
+    def start(self, jobs: int, runs: int) -> None:
+        """Show that workers are being started, which takes them seconds, if there are runs to do."""
+        workers = min(jobs, runs)
+        line = f"starting {workers} worker{'' if workers == 1 else 's'}"
+        self._bars.update(self._all, steps=line if runs else "")
+        if runs and self._bars.disable:
+            self._bars.console.print(line, highlight=False)
+
     def on_event(self, cell: Cell, event: Event) -> None:
         """Show a record or the summary of a run."""
         if isinstance(event, Record):

@@ -1,6 +1,5 @@
 """Runs the cells of a study: skips those that have ended, and keeps an executor busy."""
 
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -22,7 +21,6 @@ from ghostbatch.study.studies import Cell, Study
 from ghostbatch.train import find_device, read_summary
 from ghostbatch.train.folder import RunFolder
 
-LOGGER = logging.getLogger(__name__)
 OnEvent = Callable[[Cell, Event], None]
 Message = Event | Exception | None
 
@@ -56,19 +54,14 @@ def run_study(
     if where.device is not None:
         find_device(where.device)  # refuses one that is not there
     held_part(study, cells, read_study(out))  # refuses the folder of another study
-    unfinished = 0
     for cell in cells:  # refuse a folder of another recipe, or with files that cannot be read
         folder = RunFolder(cell.folder(out), cell.plan)
         if folder.summary() is None:
-            unfinished += 1
             with warnings.catch_warnings(action="ignore"):  # the worker will warn
                 folder.checkpoint()
     placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
     with locked(out) as lock, closing(make_executor(lock)) as executor:
         write_study(held_part(study, cells, read_study(out)), out)
-        if unfinished:
-            counts = _count(min(jobs, unfinished), "worker"), _count(unfinished, "run")
-            LOGGER.info("starting %s for %s", *counts)
         run_cells(cells, out, executor, placement, where, on_event)
 
 
@@ -121,10 +114,6 @@ def run_cells(
                 placement.release(*running.pop(cell))
                 break
             on_event(cell, message)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _reference_diverged(cell: Cell) -> bool:

@@ -51,7 +51,7 @@ class BatchSplit:
         without_ghosts = "leave micro out, or set a ghost size that divides it"
         if self.micro < 1:
             remedy = without_ghosts if self.needs_full_batch else self._remedy()
-            raise InputError("micro", f"{self.micro} samples are below 1", remedy)
+            raise InputError("micro", f"{self.micro} is below 1", remedy)
         if self.needs_full_batch and self.micro != self.batch:
             raise InputError(
                 "micro",
