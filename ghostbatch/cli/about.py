@@ -31,5 +31,7 @@ def _wrapped(*lines: str) -> str:
     The parser keeps the breaks before lines that begin with a space.
     """
     width = shutil.get_terminal_size().columns
-    wrapper = textwrap.TextWrapper(width, initial_indent=" ", subsequent_indent="   ")
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=" ", subsequent_indent="   ", break_on_hyphens=False
+    )
     return "\n".join(part for line in lines for part in wrapper.wrap(" ".join(line.split())))

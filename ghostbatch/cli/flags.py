@@ -27,12 +27,14 @@ def take_name(words: Words, what: str, choices: Iterable[str]) -> str | None:
 
     Whether the name is one of ``choices`` is left to who looks it up.
     """
+    if words.help:
+        return words.names[0] if words.names else None
     if len(words.names) > 1:
         names = " and ".join(words.names)
         raise InputError(what, f"{len(words.names)} names were given, {names}", "give one")
-    if not words.names and not words.help:
+    if not words.names:
         raise InputError(what, "no name was given", f"choose one of {', '.join(choices)}")
-    return words.names[0] if words.names else None
+    return words.names[0]
 
 
 def parse(

@@ -40,7 +40,7 @@ class StudyProgress:
         self._ended = 0
 
     def start(self, jobs: int, runs: int) -> None:
-        """Show that workers are being started, which takes them seconds, if there are runs to do."""
+        """Show that workers are being started, which takes seconds, if there are runs to do."""
         workers = min(jobs, runs)
         line = f"starting {workers} worker{'' if workers == 1 else 's'}"
         self._bars.update(self._all, steps=line if runs else "")

@@ -9,31 +9,11 @@ from dataclasses import fields
 import pytest
 
 import ghostbatch
-from ghostbatch import cli
 from ghostbatch.cli.train import RunOptions
 from ghostbatch.errors import RankLocalError
-from ghostbatch.study import PROVISIONAL, Where, WorkerDied
+from ghostbatch.recipes import PROVISIONAL
+from ghostbatch.study import Where, WorkerDied
 from ghostbatch.study.executor import Job
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Run a command in an empty folder; return its exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GHOSTBATCH_DATA", raising=False)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["ghostbatch", *words])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
-
 
 BAD_INPUT = {  # the field that the error names, and the command
     "unknown-command": ("command", "fly"),
@@ -82,6 +62,10 @@ BAD_INPUT = {  # the field that the error names, and the command
     "drop-epoch-over-zero": ("regime.drops", "train f1-digits --regime.drops 1/0:0.1"),
     "device-that-cannot-train": ("device", "train f1-digits --device meta"),
     "plan-without-batch": ("batch", "plan f1-digits"),
+    "no-such-run": ("from", "train --from nowhere"),
+    "study-as-a-run": ("from", "train --from ."),
+    "recipe-and-run": ("from", "train --from nowhere f1-digits"),
+    "empty-out": ("out", "train f1-digits --out="),
 }
 
 
@@ -175,15 +159,6 @@ def test_train_takes_every_field_of_the_recipe_as_a_flag(run, tmp_path):
     assert recipe["clip"] is None
     assert (recipe["batch"], recipe["ghost"], recipe["running"]) == (64, 16, "mean")
     assert "finished: accuracy" in out
-
-
-def test_help_shows_the_documentation_of_the_fields(run):
-    code, out, _ = run("train", "f1-digits", "--help")
-    assert code == 0
-    assert "The batch that the regime was tuned for." in " ".join(out.split())
-    for command in ("plan f1-digits", "study quick", "report"):
-        assert run(*command.split(), "--help")[0] == 0
-    assert "usage: ghostbatch COMMAND" in run("--help")[1]
 
 
 def test_the_package_runs_as_a_module():
