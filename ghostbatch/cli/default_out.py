@@ -40,7 +40,7 @@ def folder_of_repeat(original: Path, written: Recipe, recipe: Recipe) -> Path:
     if name in RECIPES:
         folder = folder_of(name, find_recipe(name), recipe)
     else:  # whatever recipe it was made of, its name was not written down
-        folder = RUNS / _join([recipe.model, recipe.data, *[""] * LONGEST], recipe.as_dict())
+        folder = RUNS / _hashed([recipe.model, recipe.data], recipe.as_dict())
     if recipe == written:
         folder = folder.with_name(f"{folder.name}-again")
     while folder.resolve() == original.resolve():
@@ -71,8 +71,12 @@ def _label(change: tuple[str, Any]) -> str:
 def _join(labels: list[str], content: dict[str, Any]) -> str:
     """Return the labels as a name for a folder; a hash of ``content`` stands for what is lost."""
     name = "-".join(labels)
-    if len(name) <= LONGEST and not re.search(UNSAFE, name):
-        return name
+    lossless = len(name) <= LONGEST and not re.search(UNSAFE, name)
+    return name if lossless else _hashed(labels, content)
+
+
+def _hashed(labels: list[str], content: dict[str, Any]) -> str:
+    """Return the first labels, as many as there is space for, and a hash of ``content``."""
     digest = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:6]
     name, *others = (re.sub(UNSAFE, "-", label)[: LONGEST - 7] for label in labels)
     for label in others:

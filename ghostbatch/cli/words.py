@@ -125,13 +125,13 @@ def _opposite(name: str) -> str:
 def _hint(name: str, types: dict[str, Any], command: str) -> str:
     """Return the flag that was probably meant, else where to find all."""
     group, _, last = name.rpartition(".")
-    inside = [flag for flag in types if flag.startswith((f"{name}.", f"{group or name}."))]
+    inside = [flag for flag in types if flag.startswith(f"{group or name}.")]
     known = {flag.rpartition(".")[2]: flag for flag in inside or types}
     known |= {other: flag for other, flag in OTHER_NAMES.items() if flag in (inside or types)}
     if not inside:
         known |= {flag: flag for flag in (*types, "help")}
     close = [last] if last in known else get_close_matches(last, known, n=1)
-    if close and name != group:
+    if close:
         return f"did you mean --{known[close[0]]}?"
     if last in types:
         return f"did you mean --{last}?"
