@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import RLock, Thread
 
 import torch
 
@@ -27,7 +27,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that no print mixes with the replies
 
-    lock = Lock()  # a thread of PyTorch's may log
+    lock = RLock()  # a thread of PyTorch's may log
 
     def reply(message: Event | LogLine | Exception) -> None:
         with lock:
