@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
+from ghostbatch.stop import STOP_SIGNALS
 
 RESIZE, CROP = 256, 224
 """Shorter side after resizing, and side of the square crop."""
@@ -106,13 +107,15 @@ class Decoder(Dataset[Decoded]):
 
 @dataclass(frozen=True)
 class WorkerInit:
-    """Prepares a worker process: it leaves Ctrl-C to its parent, and exits if that has ended."""
+    """Prepares a worker process: it leaves signals to its parent, and exits if that has ended."""
 
     parent: int
 
     def __call__(self, _worker: int) -> None:
-        """Ignore SIGINT, and exit if the parent has ended before this call."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # PyTorch itself handles SIGTERM
+        """Ignore stop signals, and exit if the parent has ended before this call."""
+        for number in STOP_SIGNALS:
+            if number != signal.SIGTERM:  # which PyTorch itself handles
+                signal.signal(number, signal.SIG_IGN)
         gc.freeze()  # a worker must not finalise loaders inherited from its parent
         if os.getppid() != self.parent:
             os._exit(0)

@@ -48,8 +48,8 @@ def train(
     """Run a recipe to its end, or continue the run that its folder holds; return the summary.
 
     Under torchrun, or inside a process group, this is one run on all ranks, with the same numbers
-    as on one rank. After a SIGINT or SIGTERM the run finishes its update (several GPUs: at most
-    `READ_EVERY` updates), saves and stops; a second signal stops it at once.
+    as on one rank. After a SIGINT, SIGTERM, SIGHUP or SIGUSR1 the run finishes its update (several
+    GPUs: at most `READ_EVERY` updates), saves and stops; a second signal stops it at once.
 
     Args:
         recipe: decides every number.
