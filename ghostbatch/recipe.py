@@ -3,8 +3,10 @@
 from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any, Literal, get_args
+
+import torch
 
 from ghostbatch.data import find_dataset
 from ghostbatch.errors import InputError, check_choice
@@ -102,6 +104,8 @@ class Recipe:
                 raise InputError(name, f"{size} is below 2", "use 2 or more samples")
         if not isinstance(self.seed, int):
             raise InputError("seed", f"{self.seed!r} is not an integer", "use 0, for example")
+        if self.seed < 0:
+            raise InputError("seed", f"{self.seed} is below 0", "use 0 or more")
         if self.ghost is not None and self.ghost > self.batch:
             raise InputError(
                 "ghost", f"{self.ghost} is above batch {self.batch}", "use batch or less"
@@ -113,6 +117,19 @@ class Recipe:
         if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
             raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
         self.optimizer.check(self.regime)
+        self._check_rates()
+
+    def _check_rates(self) -> None:
+        """Refuse rates whose products overflow in an optimizer: PyTorch would raise an error."""
+        largest = sqrt(torch.finfo(torch.float64 if self.precision == "fp64" else torch.float32).max)
+        factor = lr_scale(self.batch, self.base_batch, self.lr_rule)
+        rates = [("lr", factor * self.regime.lr), ("weight_decay", self.regime.weight_decay)]
+        for _, lr, *decays in self.regime.drops:
+            rates += [("drops", rate) for rate in (factor * lr, *decays)]
+        for name, rate in rates:
+            if rate > largest:
+                problem = f"a rate of {rate:g}, after lr_rule, is too large for {self.precision}"
+                raise InputError(f"regime.{name}", problem, "use a smaller one")
 
     def _check_reference(self) -> None:
         if self.hold != "distance":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from fractions import Fraction
 from itertools import dropwhile, takewhile
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import tyro
@@ -34,12 +35,14 @@ def _one_word(
 
 
 @REGISTRY.primitive_rule
-def _drops_and_fractions(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Return how to read drops, and epochs that are a fraction such as 50/3."""
+def _our_types(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Return how to read drops, paths, and epochs that are a fraction such as 50/3."""
     if get_args(info.type) == (Drop, ...):
         return _one_word("EPOCH:LR[:WD],...", tuple, _read_drops, _show_drops)
     if info.type is Fraction:
         return _one_word("FRACTION", Fraction, _read_fraction, str)
+    if info.type is Path:
+        return _one_word("PATH", Path, _read_path, str)
     return None
 
 
@@ -66,6 +69,12 @@ def _read_fraction(text: str) -> Fraction:
         return Fraction(text)
     except ZeroDivisionError:
         raise ValueError(f"{text} divides by zero") from None
+
+
+def _read_path(text: str) -> Path:
+    if not text:  # Python takes it for the current folder
+        raise ValueError("the path is empty")
+    return Path(text)
 
 
 def _number(text: str) -> int | float | Fraction:

@@ -9,12 +9,13 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from ghostbatch.cli import is_first_rank
+from ghostbatch.cli import DIVERGED, is_first_rank
 from ghostbatch.cli.flags import cores, name_first, parse
 from ghostbatch.data import OnBadImage, find_info
 from ghostbatch.recipe import Recipe
 from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
+from ghostbatch.report.terminal import plain_console
 from ghostbatch.study import find_recipe
 from ghostbatch.train import Record, data_bytes, estimate, find_device, train
 from ghostbatch.train.reference import read_drop_targets
@@ -61,12 +62,12 @@ class TrainOptions:
 
 
 def command(argv: Sequence[str]) -> None:
-    """Run one recipe and print its progress."""
+    """Run one recipe and print its progress; exit with `DIVERGED` if it diverges."""
     name, rest = name_first(argv, "recipe", "train")
     default = TrainOptions(recipe=find_recipe(name), run=RunOptions(out=Path("runs") / name))
     options = parse(TrainOptions, rest, f"train {name}", default)
     out = options.run.out
-    console = Console(quiet=not is_first_rank())
+    console = plain_console(quiet=not is_first_rank())
     if options.dry_run:
         _print_estimates(options.recipe, options.run, console)
         return
@@ -80,7 +81,6 @@ def command(argv: Sequence[str]) -> None:
                 f"update {record.update:>6,}  epoch {record.epoch:>6.4g}  lr {record.lr:.3g}  "
                 f"loss {record.loss:.4f}  accuracy {record.accuracy:.2f} %  "
                 f"distance {record.distance:.2f}",
-                highlight=False,
                 soft_wrap=True,
             )
 
@@ -90,9 +90,10 @@ def command(argv: Sequence[str]) -> None:
     console.print(
         f"{summary.status}{reason}: accuracy {summary.accuracy:.2f} % after {summary.updates:,} "
         f"updates ({summary.epochs:.4g} epochs) in {took}; {out}",
-        highlight=False,
         soft_wrap=True,
     )
+    if summary.status == "diverged":
+        raise SystemExit(DIVERGED)
 
 
 def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
@@ -120,4 +121,4 @@ def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     }
     width = max(map(len, lines))
     for name, line in lines.items():
-        console.print(f"{name:<{width}}  {line}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"{name:<{width}}  {line}", soft_wrap=True)

@@ -11,7 +11,7 @@ from threading import Thread
 import torch
 
 from ghostbatch.data import find_info
-from ghostbatch.errors import check_positive
+from ghostbatch.errors import check_positive, check_seconds
 from ghostbatch.files import locked
 from ghostbatch.study.executor import Event, Executor, Job, Where
 from ghostbatch.study.local import LocalExecutor
@@ -51,6 +51,7 @@ def run_study(
 
     """
     check_positive(jobs=jobs, threads=where.threads, micro=where.micro)
+    check_seconds(checkpoint_seconds=where.checkpoint_seconds)
     if where.device is not None:
         find_device(where.device)  # refuses one that is not there
     held_part(study, cells, read_study(out))  # refuses the folder of another study

@@ -11,7 +11,7 @@ import torch
 
 from ghostbatch.data import Data, Feed, OnBadImage, load, open_feed
 from ghostbatch.diagnostics import DistanceScheduler, log_spaced
-from ghostbatch.errors import InputError, RankLocalError, check_positive
+from ghostbatch.errors import InputError, RankLocalError, check_positive, check_seconds
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
@@ -70,6 +70,9 @@ def train(
     where = find_device(device)
     counts = {"threads": threads, "evaluations": evaluations, "workers": workers}
     check_positive(**counts, checkpoint_updates=checkpoint_updates)
+    check_seconds(checkpoint_seconds=checkpoint_seconds)
+    if out == "":  # Python takes it for the current folder
+        raise InputError("out", "the path is empty", "name a folder, or use None")
     generators = [] if where.type == "cpu" else [where]
     with joined(where) as ranks, torch.random.fork_rng(devices=generators):
         data = _load(recipe.data, data_dir, download, ranks)

@@ -82,6 +82,27 @@ BAD_INPUT = {  # the field that the error names, and the command
     "drop-epoch-over-zero": ("regime.drops", "train f1-digits --regime.drops 1/0:0.1"),
     "device-that-cannot-train": ("device", "train f1-digits --device meta"),
     "plan-without-batch": ("batch", "plan f1-digits"),
+    "out-is-empty": ("out", "train f1-digits --out="),
+    "data-dir-is-empty": ("data-dir", "train f1-digits --data-dir="),
+    "study-out-is-empty": ("out", "study quick --out="),
+    "negative-seed": ("seed", "train f1-digits --seed -1"),
+    "negative-seeds": ("seeds", "study quick --seeds 1,-1"),
+    "one-negative-seed": ("seeds", "study quick --seeds -1"),
+    "checkpoint-at-nan": ("checkpoint_seconds", "train f1-digits --checkpoint-seconds nan"),
+    "checkpoint-at-infinity": ("checkpoint_seconds", "train f1-digits --checkpoint-seconds inf"),
+    "checkpoint-before-now": ("checkpoint_seconds", "train f1-digits --checkpoint-seconds -1"),
+    "study-with-checkpoints-at-nan": (
+        "checkpoint_seconds",
+        "study quick --checkpoint-seconds nan",
+    ),
+    "lr-beyond-fp32": ("regime.lr", "train f1-digits --regime.lr 1e39"),
+    "lr-overflows": ("regime.lr", "train f1-digits --regime.lr 1e308 --batch 64 --lr-rule linear"),
+    "lr-overflows-in-fp64": (
+        "regime.lr",
+        "train f1-digits --regime.lr 1e308 --batch 64 --lr-rule linear --precision fp64",
+    ),
+    "drop-beyond-fp32": ("regime.drops", "train f1-digits --regime.drops 1:1e39"),
+    "decay-beyond-fp32": ("regime.weight_decay", "train f1-digits --regime.weight-decay 1e39"),
 }
 
 
@@ -218,3 +239,31 @@ def test_every_argument_of_train_is_a_flag():
     """Except on_record, which prints."""
     arguments = set(inspect.signature(ghostbatch.train).parameters) - {"recipe", "on_record"}
     assert arguments == {field.name for field in fields(RunOptions)}
+
+
+SHORT = "train f1-digits --model python:small_networks:narrow --device cpu --evaluations 1".split()
+SHORT += "--regime.epochs 0.05 --regime.drops ,".split()
+
+
+def test_a_folder_whose_name_looks_like_markup_is_printed_and_reported_as_it_is(run, tmp_path):
+    """One name has rich's markup and an emoji, the other one a formula of matplotlib's."""
+    names = {"[/x]:x:": "digits", "$x_$y$": "synthetic:1x28x28:600"}
+    for name, data in names.items():
+        code, out, err = run(*SHORT, "--data", data, "--out", f"[r]/{name}")
+        assert (code, err) == (0, "")
+        assert out.endswith(f"; [r]/{name}\n")
+    code, out, err = run("report", "[r]")
+    assert (code, err) == (0, "")
+    assert {f"[r]/{name}" for name in names} <= {line.split(" ")[0] for line in out.splitlines()}
+    assert out.endswith("report: [r]/report.html\n")
+    for name, data in names.items():
+        file = f"python-small_networks-narrow-{data.replace(':', '-')}-distance.svg"
+        assert f">[r]/{name}<" in (tmp_path / "[r]" / "figures" / file).read_text()
+
+
+def test_a_diverged_run_exits_with_code_3_also_when_it_is_run_again(run):
+    words = [*SHORT, "--regime.lr", "1e15", "--clip", "None"]
+    code, out, err = run(*words)
+    assert (code, err) == (3, "")
+    assert out.splitlines()[-1].startswith("diverged (update ")
+    assert run(*words)[0] == 3
