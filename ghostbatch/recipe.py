@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ghostbatch.data import find_dataset
+from ghostbatch.data import check_image_size, find_dataset
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_sizes
@@ -45,6 +45,9 @@ class Recipe:
 
     data: str
     """Data set: a name of ours, folder:PATH or synthetic:SHAPE."""
+
+    image_size: int | None = None
+    """Side of the images that the network sees; only image folders take it. None is 224."""
 
     batch: int
     """Samples per update, over all ranks."""
@@ -91,6 +94,7 @@ class Recipe:
     def __post_init__(self) -> None:
         find_model(self.model)
         find_dataset(self.data)
+        check_image_size(self.data, self.image_size)
         check_choice("lr_rule", self.lr_rule, get_args(Rule))
         check_choice("running", self.running, get_args(Running))
         check_choice("hold", self.hold, get_args(Hold))

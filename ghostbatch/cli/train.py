@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ghostbatch.cli import DIVERGED, is_first_rank
 from ghostbatch.cli.flags import cores, name_first, parse
-from ghostbatch.data import OnBadImage, find_info
+from ghostbatch.data import OnBadImage, find_info, is_folder
 from ghostbatch.recipe import Recipe
 from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
@@ -98,12 +98,12 @@ def command(argv: Sequence[str]) -> None:
 
 def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     """Print the recipe, its updates, and the memory and time that it would need here."""
-    info = find_info(recipe.data)
+    info = find_info(recipe.data, recipe.image_size)
     plan = recipe.plan(info.samples)
     if recipe.hold == "distance":
         read_drop_targets(plan)  # refuses what the run would refuse
     data = "the images are decoded during the run"
-    if not (recipe.data.startswith("folder:") or recipe.data == "imagenet"):
+    if not is_folder(recipe.data):
         data = f"{data_bytes(info) / 2**20:,.0f} MiB for the data"
     device = find_device(run.device)
     needs = estimate(plan, info, device, run.micro)

@@ -1,6 +1,16 @@
 """Data sets, augmentation, and the exact stream of batches."""
 
-from ghostbatch.data.catalog import DATASETS, Data, Feed, find_dataset, find_info, load, open_feed
+from ghostbatch.data.catalog import (
+    DATASETS,
+    Data,
+    Feed,
+    check_image_size,
+    find_dataset,
+    find_info,
+    is_folder,
+    load,
+    open_feed,
+)
 from ghostbatch.data.datasets import Info
 from ghostbatch.data.feed import MicroBatch, TensorFeed, to_device
 from ghostbatch.data.folder import OnBadImage
@@ -15,8 +25,10 @@ __all__ = [
     "OnBadImage",
     "PermutationStream",
     "TensorFeed",
+    "check_image_size",
     "find_dataset",
     "find_info",
+    "is_folder",
     "load",
     "open_feed",
     "to_device",

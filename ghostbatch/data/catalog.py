@@ -71,20 +71,45 @@ def find_dataset(name: str) -> Loader:
     return DATASETS[name]
 
 
-def find_info(name: str) -> Info:
+def find_info(name: str, image_size: int | None = None) -> Info:
     """Return the sizes of a data set without reading its files; a folder is listed.
 
     >>> find_info("cifar10").samples
     50000
     """
+    check_image_size(name, image_size)
     if name in INFO:
-        return INFO[name]
-    if name.startswith("synthetic:"):
-        return parse(name.removeprefix("synthetic:"))
-    return find_dataset(name)(Path(), False).info
+        info = INFO[name]
+    elif name.startswith("synthetic:"):
+        info = parse(name.removeprefix("synthetic:"))
+    else:
+        info = find_dataset(name)(Path(), False).info
+    return info if image_size is None else replace(info, shape=(3, image_size, image_size))
 
 
-def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bool = False) -> Data:
+def is_folder(name: str) -> bool:
+    """Return whether a data set is a folder of image files, which are decoded during the run."""
+    return name == "imagenet" or name.startswith("folder:")
+
+
+def check_image_size(name: str, image_size: int | None) -> None:
+    """Refuse a size that is no number of pixels, or for a data set whose images have their own."""
+    if image_size is None:
+        return
+    if not isinstance(image_size, int) or image_size < 1:
+        problem = f"{image_size!r} is not a number of pixels"
+        raise InputError("image_size", problem, "use 224, for example")
+    if not is_folder(name):
+        problem = f"the images of {name} have a fixed size"
+        raise InputError("image_size", problem, "leave it out: only image folders take it")
+
+
+def load(
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    image_size: int | None = None,
+) -> Data:
     """Load a data set by name and check its sizes.
 
     Args:
@@ -92,11 +117,15 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bo
         data_dir: the folder that holds the data sets, in torchvision's layout; None is the
             environment variable GHOSTBATCH_DATA, or else ``data`` in the current folder.
         download: download missing files.
+        image_size: side of the images of a folder; None is 224.
 
     """
+    check_image_size(name, image_size)
     root = find_data_dir(data_dir)
     data = find_dataset(name)(root, download)
-    if name in INFO and data.info != INFO[name]:
+    if isinstance(data, FolderData) and image_size is not None:
+        data = replace(data, size=image_size)
+    if name in INFO and data.info != find_info(name, image_size):
         raise InputError(
             "data",
             f"{name} in {root} has {data.info.samples:,} + {data.info.test_samples:,} images in "

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ghostbatch.data.datasets import Info
-from ghostbatch.data.decode import CROP, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
+from ghostbatch.data.decode import SIZE, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
 from ghostbatch.data.feed import MicroBatch, Normalise, to_device
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
@@ -42,11 +42,13 @@ class FolderData:
     test: Files
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     """Mean and deviation of each channel; estimated if None."""
+    size: int = SIZE
+    """Side of the images that the network sees."""
 
     @property
     def info(self) -> Info:
         """The sizes that the network sees."""
-        return Info(len(self.train), len(self.test), self.classes, (3, CROP, CROP))
+        return Info(len(self.train), len(self.test), self.classes, (3, self.size, self.size))
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -55,7 +57,7 @@ class FolderData:
             mean, deviation = (torch.tensor(p, dtype=torch.float64) for p in self.pixels)
             return mean, deviation
         order = torch.randperm(len(self.train), generator=generator(0, "pixels"))[:SAMPLE]
-        crops = [decode(self.train.paths[i], 0.5, 0.5) for i in order.tolist()]
+        crops = [decode(self.train.paths[i], 0.5, 0.5, self.size) for i in order.tolist()]
         good = [crop for crop in crops if not isinstance(crop, str)]  # the feed reports the others
         if not good:
             raise InputError("data", f"no image of {self.name} can be read", "check its files")
@@ -143,7 +145,7 @@ class FolderFeed:
         if self._decoded is None or self._next != (update, slices):
             self.close()
             crops = self.crops.starting_at(update, slices)
-            self._decoded = self._loader(Decoder(self.data.train, self.skip), crops)
+            self._decoded = self._loader(Decoder(self.data.train, self.skip, self.data.size), crops)
         self._next = None  # until the caller has taken every micro-batch
         flips = self.crops.draw(update)[2]
         for where in slices:
@@ -161,7 +163,8 @@ class FolderFeed:
         numbers = range(len(self.data.test))
         firsts = numbers[start * size :: step * size]
         crops = ([(i, 0.5, 0.5) for i in numbers[first : first + size]] for first in firsts)
-        for decoded in self._loader(Decoder(self.data.test, replace_bad=False), crops):
+        decoder = Decoder(self.data.test, replace_bad=False, size=self.data.size)
+        for decoded in self._loader(decoder, crops):
             images, labels = self._to_device(decoded)
             yield self._normalise(images), labels
 

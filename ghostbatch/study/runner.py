@@ -85,7 +85,8 @@ def run_cells(
             on_event(cell, summary)
         else:
             waiting.append(cell)
-    shapes = {data: find_info(data).shape for data in {cell.recipe.data for cell in waiting}}
+    images = {(cell.recipe.data, cell.recipe.image_size) for cell in waiting}
+    shapes = {image: find_info(*image).shape for image in images}
     mail: SimpleQueue[tuple[Cell, Message]] = SimpleQueue()
     running: dict[Cell, tuple[str, float]] = {}
     while waiting or running:
@@ -98,7 +99,7 @@ def run_cells(
                 warnings.warn(line, stacklevel=2)
                 continue
             micro = where.micro if recipe.ghost and recipe.batch > (where.micro or 0) else None
-            share = gpu_share(micro or recipe.batch, shapes[recipe.data])
+            share = gpu_share(micro or recipe.batch, shapes[recipe.data, recipe.image_size])
             device = None if recipe.reference in unfinished else placement.take(share)
             if device is not None:
                 waiting.remove(cell)

@@ -75,7 +75,7 @@ def train(
         raise InputError("out", "the path is empty", "name a folder, or use None")
     generators = [] if where.type == "cpu" else [where]
     with joined(where) as ranks, torch.random.fork_rng(devices=generators):
-        data = _load(recipe.data, data_dir, download, ranks)
+        data = _load(recipe, data_dir, download, ranks)
         state = State(recipe.plan(data.info.samples), data.info, where)
         split = split_batch(recipe, state.model, micro, ranks.world)
         make_feed = partial(open_feed, data, workers=workers, on_bad_image=on_bad_image)
@@ -195,13 +195,13 @@ def find_device(name: str | torch.device | None) -> torch.device:
     return device
 
 
-def _load(name: str, data_dir: str | Path | None, download: bool, ranks: Ranks) -> Data:
+def _load(recipe: Recipe, data_dir: str | Path | None, download: bool, ranks: Ranks) -> Data:
     """Load the data set on every rank; one rank of each machine downloads it first if asked to."""
     if download and ranks.world > 1:
         downloads = os.environ.get("LOCAL_RANK", "0") == "0"
-        ranks.all_or_none(lambda: load(name, data_dir, download=True) if downloads else None)
+        ranks.all_or_none(lambda: load(recipe.data, data_dir, True) if downloads else None)
         download = False
-    return ranks.all_or_none(lambda: load(name, data_dir, download))
+    return ranks.all_or_none(lambda: load(recipe.data, data_dir, download, recipe.image_size))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import sys
 from dataclasses import fields
 
 import pytest
+from image_folder import write_images
 
 import ghostbatch
 from ghostbatch import cli
@@ -81,6 +82,7 @@ BAD_INPUT = {  # the field that the error names, and the command
     "epochs-over-zero": ("regime.epochs", "train f1-digits --regime.epochs 1/0"),
     "drop-epoch-over-zero": ("regime.drops", "train f1-digits --regime.drops 1/0:0.1"),
     "device-that-cannot-train": ("device", "train f1-digits --device meta"),
+    "image-size-of-digits": ("image_size", "train f1-digits --image-size 28"),
     "plan-without-batch": ("batch", "plan f1-digits"),
     "out-is-empty": ("out", "train f1-digits --out="),
     "data-dir-is-empty": ("data-dir", "train f1-digits --data-dir="),
@@ -267,3 +269,19 @@ def test_a_diverged_run_exits_with_code_3_also_when_it_is_run_again(run):
     assert (code, err) == (3, "")
     assert out.splitlines()[-1].startswith("diverged (update ")
     assert run(*words)[0] == 3
+
+
+def test_the_image_size_reaches_the_run_its_estimates_and_run_json(run, tmp_path):
+    write_images(tmp_path / "images")
+    words = "train f1-digits --model python:small_networks:narrow --data folder:images".split()
+    words += "--batch 4 --base-batch 4 --device cpu --regime.epochs 0.5 --regime.drops ,".split()
+    code, out, _ = run(*words, "--image-size", "9", "--dry-run")
+    parameters = 3 * 9 * 9 * 32 + 32 + 64 + 32 * 32 + 32 + 64 + 32 * 3 + 3
+    assert code == 0
+    assert {("image_size", "9"), ("parameters", f"{parameters:,}")} <= {
+        tuple(line.split()) for line in out.splitlines()
+    }
+    assert run(*words, "--image-size", "9", "--out", "run")[0] == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]["image_size"] == 9
+    code, _, err = run(*words, "--image-size", "8", "--out", "run")
+    assert "image_size differ" in err
