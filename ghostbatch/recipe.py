@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from math import isfinite, sqrt
+from math import isfinite
 from typing import Any, Literal, get_args
 
 import torch
@@ -124,8 +124,8 @@ class Recipe:
         self._check_rates()
 
     def _check_rates(self) -> None:
-        """Refuse rates whose products overflow in an optimizer: PyTorch would raise an error."""
-        largest = sqrt(torch.finfo(torch.float64 if self.precision == "fp64" else torch.float32).max)
+        """Refuse rates, scaled as the run will, beyond the weights' dtype: an optimizer would."""
+        largest = torch.finfo(torch.float64 if self.precision == "fp64" else torch.float32).max
         factor = lr_scale(self.batch, self.base_batch, self.lr_rule)
         rates = [("lr", factor * self.regime.lr), ("weight_decay", self.regime.weight_decay)]
         for _, lr, *decays in self.regime.drops:

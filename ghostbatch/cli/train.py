@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ghostbatch.cli import DIVERGED, is_first_rank
 from ghostbatch.cli.flags import cores, name_first, parse
-from ghostbatch.data import OnBadImage, find_info, is_folder
+from ghostbatch.data import BAD_IMAGE_LIMIT, OnBadImage, find_info, is_folder
 from ghostbatch.recipe import Recipe
 from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
@@ -47,6 +47,8 @@ class RunOptions:
     """Processes that decode the images of a folder."""
     on_bad_image: OnBadImage = "fatal"
     """What to do with an image that cannot be read: stop, or warn and use another one."""
+    bad_image_limit: float = BAD_IMAGE_LIMIT
+    """With on_bad_image skip: largest fraction of the images that may be unreadable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +89,11 @@ def command(argv: Sequence[str]) -> None:
     summary = train(options.recipe, **vars(options.run), on_record=show)
     reason = f" ({summary.reason})" if summary.reason else ""
     took = timedelta(seconds=round(summary.seconds))
+    skipped = summary.skipped_images + summary.skipped_test_images
     console.print(
         f"{summary.status}{reason}: accuracy {summary.accuracy:.2f} % after {summary.updates:,} "
-        f"updates ({summary.epochs:.4g} epochs) in {took}; {out}",
+        f"updates ({summary.epochs:.4g} epochs) in {took}; "
+        f"{f'{skipped:,} images skipped; ' if skipped else ''}{out}",
         soft_wrap=True,
     )
     if summary.status == "diverged":

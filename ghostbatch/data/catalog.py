@@ -9,7 +9,8 @@ from typing import Any
 from ghostbatch.data import readers
 from ghostbatch.data.datasets import ImageData, Info
 from ghostbatch.data.feed import TensorFeed
-from ghostbatch.data.folder import FolderData, FolderFeed, OnBadImage, list_folder
+from ghostbatch.data.folder import FolderData, FolderFeed, list_folder
+from ghostbatch.data.skipped import OnBadImage, SkippedImages
 from ghostbatch.data.synthetic import parse, synthetic
 from ghostbatch.errors import InputError, check_choice
 
@@ -133,7 +134,21 @@ def load(
             f"{INFO[name].test_samples:,} in {INFO[name].classes}",
             "get the complete data set, or load a part of it as folder:PATH",
         )
+    if isinstance(data, ImageData):
+        _check_labels(data, root)
     return data
+
+
+def _check_labels(data: ImageData, root: Path) -> None:
+    """Refuse labels that are no class: a loss would fail on them, on a GPU without naming them."""
+    for labels in (data.train.labels, data.test.labels):
+        wrong = labels[(labels < 0) | (labels >= data.classes)]
+        if len(wrong):
+            raise InputError(
+                "data",
+                f"{data.name} in {root} has a label {int(wrong[0])}, but {data.classes} classes",
+                "get the data set again",
+            )
 
 
 def find_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -143,9 +158,16 @@ def find_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def open_feed(
-    data: Data, *, workers: int = 2, on_bad_image: OnBadImage = "fatal", **settings: Any
+    data: Data,
+    *,
+    workers: int = 2,
+    on_bad_image: OnBadImage = "fatal",
+    skipped: SkippedImages | None = None,
+    **settings: Any,
 ) -> Feed:
     """Return the feed for this kind of data; ``settings`` are the arguments of `TensorFeed`."""
     if isinstance(data, FolderData):
-        return FolderFeed(data, workers=workers, on_bad_image=on_bad_image, **settings)
+        return FolderFeed(
+            data, workers=workers, on_bad_image=on_bad_image, skipped=skipped, **settings
+        )
     return TensorFeed(data, **settings)

@@ -22,8 +22,8 @@ SIZE = 224
 Crop = tuple[int, float, float]
 """The number of an image, and ``top`` and ``left`` of its crop, as `decode` takes them."""
 
-Decoded = tuple[Tensor, Tensor, list[str]]
-"""A batch from a worker: images (M, size, size, 3), labels, and one line per unreadable file."""
+Decoded = tuple[Tensor, Tensor, list[tuple[int, str]]]
+"""A batch from a worker: images (M, size, size, 3), labels, and unreadable files with reasons."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ def decode(path: str, top: float, left: float, size: int = SIZE) -> np.ndarray[A
     try:
         with Image.open(path) as file:
             image = file.convert("RGB")
+    except MemoryError:
+        raise  # says nothing about the file
     except Exception as error:  # Pillow's decoders raise errors of many types
         return str(error).split(": ")[-1] or type(error).__name__
     shorter = round(size * 8 / 7)
@@ -102,7 +104,7 @@ class Decoder(Dataset[Decoded]):
                     images.append(image)
                     labels.append(self.files.labels[chosen])
                     break
-                problems.append(f"{self.files.paths[chosen]} cannot be read ({image})")
+                problems.append((chosen, image))
         stacked = np.stack(images) if images else np.zeros((0, self.size, self.size, 3), np.uint8)
         return torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.long), problems
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -21,11 +20,10 @@ from torch.utils.data import DataLoader
 from ghostbatch.data.datasets import Info
 from ghostbatch.data.decode import SIZE, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
 from ghostbatch.data.feed import MicroBatch, Normalise, to_device
+from ghostbatch.data.skipped import OnBadImage, SkippedImages
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
 from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning
-
-OnBadImage = Literal["fatal", "skip"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".tif", ".tiff"})
 SAMPLE = 1000
@@ -112,8 +110,12 @@ class FolderFeed:
         augment: crop the training images at random and flip half of them.
         workers: number of worker processes.
         on_bad_image: "fatal" raises an error; "skip" warns and uses the next image instead.
+        skipped: where to note the images that are skipped.
 
     """
+
+    test_batch = 250
+    """Images of a batch of the test set."""
 
     def __init__(
         self,
@@ -126,6 +128,7 @@ class FolderFeed:
         dtype: torch.dtype,
         workers: int = 2,
         on_bad_image: OnBadImage = "fatal",
+        skipped: SkippedImages | None = None,
     ) -> None:
         self.crops = Crops(PermutationStream(len(data.train), batch, seed), augment)
         self.data, self.device = data, device
@@ -134,7 +137,7 @@ class FolderFeed:
         self._decoded: Iterator[Decoded] | None = None
         self._next: tuple[int, tuple[slice, ...]] | None = None
         """Update and positions of the batch that ``_decoded`` yields next."""
-        self._warned: set[str] = set()
+        self._skipped = skipped or SkippedImages()
 
     def micro_batches(self, update: int, positions: Sequence[slice]) -> Iterator[MicroBatch]:
         """Yield the given positions of one training batch, one micro-batch per slice.
@@ -149,7 +152,7 @@ class FolderFeed:
         self._next = None  # until the caller has taken every micro-batch
         flips = self.crops.draw(update)[2]
         for where in slices:
-            images, labels = self._to_device(next(self._decoded))
+            images, labels = self._to_device(next(self._decoded), "train")
             if self.crops.augment:
                 flip = to_device(flips[where], self.device).view(-1, 1, 1, 1) < 0.5
                 images = torch.where(flip, images.flip(3), images)
@@ -157,7 +160,7 @@ class FolderFeed:
         self._next = (update + 1, slices)
 
     def test_batches(
-        self, size: int = 250, start: int = 0, step: int = 1
+        self, size: int = test_batch, start: int = 0, step: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of centre crops of the test set: every ``step``-th from ``start`` on."""
         numbers = range(len(self.data.test))
@@ -165,7 +168,7 @@ class FolderFeed:
         crops = ([(i, 0.5, 0.5) for i in numbers[first : first + size]] for first in firsts)
         decoder = Decoder(self.data.test, replace_bad=False, size=self.data.size)
         for decoded in self._loader(decoder, crops):
-            images, labels = self._to_device(decoded)
+            images, labels = self._to_device(decoded, "test")
             yield self._normalise(images), labels
 
     def close(self) -> None:
@@ -183,15 +186,16 @@ class FolderFeed:
         )
         return iter(loader)
 
-    def _to_device(self, decoded: Decoded) -> tuple[Tensor, Tensor]:
+    def _to_device(self, decoded: Decoded, part: str) -> tuple[Tensor, Tensor]:
         """Return images and labels on the device; raise or warn about unreadable files."""
         images, labels, problems = decoded
-        if problems and not self.skip:
-            raise RankLocalError(
-                "data", problems[0], "replace or remove it, or set on_bad_image to skip"
-            )
-        for problem in sorted(set(problems) - self._warned):
-            warnings.warn(f"{problem}; it is skipped", RankLocalWarning, stacklevel=3)
-        self._warned.update(problems)
+        files = getattr(self.data, part)
+        for number, reason in problems:
+            problem = f"{files.paths[number]} cannot be read ({reason})"
+            if not self.skip:
+                remedy = "replace or remove it, or set on_bad_image to skip"
+                raise RankLocalError("data", problem, remedy)
+            if self._skipped.add(part, number, len(files)):
+                warnings.warn(f"{problem}; it is skipped", RankLocalWarning, stacklevel=3)
         images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         return images, labels.to(self.device, non_blocking=True)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from ghostbatch import Recipe, Regime, train
-from ghostbatch.data import PermutationStream, find_info, load
+from ghostbatch.data import PermutationStream, SkippedImages, find_info, load
 from ghostbatch.data.decode import decode
 from ghostbatch.data.folder import FolderFeed
 from ghostbatch.draws import generator
@@ -91,7 +91,8 @@ def test_a_batch_equals_a_loop_over_its_images(root, augment, sizes):
             draws = torch.rand(3, 12, generator=draw, dtype=torch.float64)
         expected = one_by_one(ours.data, indices, draws, augment, *sizes)
         # Resampling only the crop rounds differently between its two passes.
-        assert (unnormalised(ours, batch.images) - expected).abs().max() < (1.6 if sizes[1] == 224 else 2.6)
+        difference = (unnormalised(ours, batch.images) - expected).abs().max()
+        assert difference < (1.6 if sizes[1] == 224 else 2.6)
         assert batch.labels.tolist() == [ours.data.train.labels[i] for i in indices]
 
 
@@ -129,7 +130,7 @@ def test_a_bad_image_is_fatal_and_named(damaged):
 
 
 def test_a_skipped_image_is_named_once_and_replaced_by_the_next(damaged):
-    ours = feed(damaged, batch=24, augment=False, on_bad_image="skip")
+    ours = feed(damaged, batch=24, augment=False, on_bad_image="skip", skipped=SkippedImages(0.2))
     with pytest.warns(UserWarning, match=r"12.png cannot be read .*; it is skipped"):
         (batch,) = ours.micro_batches(0, [slice(0, 24)])
     paths = ours.data.train.paths
@@ -142,7 +143,7 @@ def test_a_skipped_image_is_named_once_and_replaced_by_the_next(damaged):
 
 def test_skipped_test_images_are_left_out(damaged):
     (damaged / "val" / "cow" / "20.png").write_bytes(b"")
-    ours = feed(damaged, on_bad_image="skip")
+    ours = feed(damaged, on_bad_image="skip", skipped=SkippedImages(0.2))
     with pytest.warns(UserWarning, match="20.png cannot be read"):
         batches = list(ours.test_batches())
     assert sum(len(labels) for _, labels in batches) == 8

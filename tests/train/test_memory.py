@@ -119,7 +119,7 @@ def test_numbers_below_one_are_refused_by_name(tiny, field):
 
 def test_an_empty_path_is_not_the_current_folder(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="^out: the path is empty; name a folder"):
+    with pytest.raises(InputError, match=r"^out: the path is empty; name a folder"):
         train(tiny, out="")
     assert not list(tmp_path.iterdir())
 
