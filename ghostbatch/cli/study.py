@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from ghostbatch.cli import fail
 from ghostbatch.cli.about import about_all, about_one
@@ -15,7 +14,12 @@ from ghostbatch.cli.flags import cores, parse, print_help, take_name
 from ghostbatch.cli.report import print_report
 from ghostbatch.cli.words import sort_words
 from ghostbatch.errors import InputError
-from ghostbatch.report.terminal import StudyProgress, instrument_progress, progress_bars
+from ghostbatch.report.terminal import (
+    StudyProgress,
+    instrument_progress,
+    plain_console,
+    progress_bars,
+)
 from ghostbatch.study import STUDIES, Study, Where, WorkerDied, find_study, measure, run_study
 from ghostbatch.study.local import LocalExecutor
 
@@ -47,7 +51,7 @@ def command(argv: Sequence[str]) -> None:
     for flag, value in (("columns", columns), ("seeds", seeds), ("device", options.where.device)):
         if value is not None and not study.rows:
             raise InputError(flag, f"{study.name} has no runs", "leave it out")
-    out, where, console = options.out, options.where, Console()
+    out, where, console = options.out, options.where, plain_console()
     cells = study.cells(columns, seeds, out)
     try:
         with progress_bars(console) as bars:
@@ -89,7 +93,11 @@ def _read(argv: Sequence[str]) -> tuple[Study, StudyOptions]:
 
 
 def _seeds(text: str) -> list[int]:
+    remedy = "give whole numbers: 0,1,2"
     try:
-        return list(dict.fromkeys(int(seed) for seed in text.split(",")))
+        seeds = list(dict.fromkeys(int(seed) for seed in text.split(",")))
     except ValueError:
-        raise InputError("seeds", f"{text!r} is not a list", "give whole numbers: 0,1,2") from None
+        raise InputError("seeds", f"{text!r} is not a list", remedy) from None
+    if min(seeds) < 0:
+        raise InputError("seeds", f"{min(seeds)} is below 0", remedy)
+    return seeds

@@ -9,17 +9,18 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from ghostbatch.cli import is_first_rank
+from ghostbatch.cli import DIVERGED, is_first_rank
 from ghostbatch.cli.about import about_all, about_one
 from ghostbatch.cli.default_out import folder_of, folder_of_repeat
 from ghostbatch.cli.flags import cores, parse, print_help, take_name
 from ghostbatch.cli.words import Words, sort_words
-from ghostbatch.data import OnBadImage, find_info
+from ghostbatch.data import BAD_IMAGE_LIMIT, OnBadImage, find_info, is_folder
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import Recipe
 from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
+from ghostbatch.report.terminal import plain_console
 from ghostbatch.train import Record, data_bytes, estimate, find_device, read_header, train
 from ghostbatch.train.reference import read_drop_targets
 
@@ -50,6 +51,8 @@ class RunOptions:
     """Processes that decode the images of a folder."""
     on_bad_image: OnBadImage = "fatal"
     """What to do with an image that cannot be read: stop, or warn and use another one."""
+    bad_image_limit: float = BAD_IMAGE_LIMIT
+    """With on_bad_image skip: largest fraction of the images that may be unreadable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +70,10 @@ class TrainOptions:
 
 
 def command(argv: Sequence[str]) -> None:
-    """Run one recipe and print its progress."""
+    """Run one recipe and print its progress; exit with `DIVERGED` if it diverges."""
     options, out = _read(argv)
     run = replace(options.run, out=out)
-    console = Console(quiet=not is_first_rank())
+    console = plain_console(quiet=not is_first_rank())
     if options.dry_run:
         _print_estimates(options.recipe, run, console)
         return
@@ -84,19 +87,21 @@ def command(argv: Sequence[str]) -> None:
                 f"update {record.update:>6,}  epoch {record.epoch:>6.4g}  lr {record.lr:.3g}  "
                 f"loss {record.loss:.4f}  accuracy {record.accuracy:.2f} %  "
                 f"distance {record.distance:.2f}",
-                highlight=False,
                 soft_wrap=True,
             )
 
     summary = train(options.recipe, **vars(run), on_record=show)
     reason = f" ({summary.reason})" if summary.reason else ""
     took = timedelta(seconds=round(summary.seconds))
+    skipped = summary.skipped_images + summary.skipped_test_images
     console.print(
         f"{summary.status}{reason}: accuracy {summary.accuracy:.2f} % after {summary.updates:,} "
-        f"updates ({summary.epochs:.4g} epochs) in {took}; {out}",
-        highlight=False,
+        f"updates ({summary.epochs:.4g} epochs) in {took}; "
+        f"{f'{skipped:,} images skipped; ' if skipped else ''}{out}",
         soft_wrap=True,
     )
+    if summary.status == "diverged":
+        raise SystemExit(DIVERGED)
 
 
 def _read(argv: Sequence[str]) -> tuple[TrainOptions, Path]:
@@ -145,12 +150,12 @@ def _read_repeat(words: Words) -> tuple[TrainOptions, Path]:
 
 def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     """Print the recipe, its updates, and the memory and time that it would need here."""
-    info = find_info(recipe.data)
+    info = find_info(recipe.data, recipe.image_size)
     plan = recipe.plan(info.samples)
     if recipe.hold == "distance":
         read_drop_targets(plan)  # refuses what the run would refuse
     data = "the images are decoded during the run"
-    if not (recipe.data.startswith("folder:") or recipe.data == "imagenet"):
+    if not is_folder(recipe.data):
         data = f"{data_bytes(info) / 2**20:,.0f} MiB for the data"
     device = find_device(run.device)
     needs = estimate(plan, info, device, run.micro)
@@ -169,7 +174,7 @@ def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     }
     width = max(map(len, lines))
     for name, line in lines.items():
-        console.print(f"{name:<{width}}  {line}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"{name:<{width}}  {line}", soft_wrap=True)
 
 
 def _show(value: Any) -> str:

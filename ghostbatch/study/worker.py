@@ -17,13 +17,16 @@ from threading import RLock, Thread
 import torch
 
 from ghostbatch.errors import InputError
+from ghostbatch.stop import STOP_SIGNALS
 from ghostbatch.study.executor import Event, Job, LogLine
 from ghostbatch.train import find_device
 
 
 def main() -> None:
     """Run jobs until stdin closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study handles Ctrl-C
+    for number in STOP_SIGNALS:  # the study handles them, and ends its workers by SIGTERM
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that no print mixes with the replies
 
