@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from ghostbatch.diagnostics import fit_diffusion as fit_diffusion
     from ghostbatch.diagnostics import increment_covariance as increment_covariance
     from ghostbatch.diagnostics import random_potential as random_potential
+    from ghostbatch.errors import InputError as InputError
     from ghostbatch.nn import GhostBatchNorm1d as GhostBatchNorm1d
     from ghostbatch.nn import GhostBatchNorm2d as GhostBatchNorm2d
     from ghostbatch.nn import GhostBatchNorm3d as GhostBatchNorm3d
+    from ghostbatch.nn import recalibrate as recalibrate
+    from ghostbatch.nn import register_conversion as register_conversion
     from ghostbatch.nn import sync_statistics as sync_statistics
     from ghostbatch.nn import to_ghost as to_ghost
     from ghostbatch.nn import to_plain as to_plain
@@ -32,15 +35,18 @@ if TYPE_CHECKING:
     from ghostbatch.optim import lr_scale as lr_scale
     from ghostbatch.optim import noise_weights as noise_weights
     from ghostbatch.recipe import Recipe as Recipe
+    from ghostbatch.train import load_run as load_run
     from ghostbatch.train import train as train
 
 _NAMES = {
     "diagnostics": "WeightDistance fit_diffusion increment_covariance random_potential",
-    "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d sync_statistics to_ghost to_plain",
+    "errors": "InputError",
+    "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d recalibrate register_conversion "
+    "sync_statistics to_ghost to_plain",
     "ops": "LOCAL ghost_batch_norm",
     "optim": "Regime RegimeScheduler lr_scale noise_weights",
     "recipe": "Recipe",
-    "train": "train",
+    "train": "load_run train",
 }
 """The public names of each module."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -53,7 +59,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name, or a module such as ``nn``, on first use, and keep it."""
     if name in _MODULE_OF:
         value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    elif name in ("data", "errors", *_NAMES):
+    elif name in ("data", *_NAMES):
         value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

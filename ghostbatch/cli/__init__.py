@@ -21,7 +21,7 @@ from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning, chec
 from ghostbatch.stop import STOP_SIGNALS
 
 Command = Callable[[Sequence[str]], None]
-COMMANDS = ("list", "plan", "train", "study", "report")
+COMMANDS = ("list", "plan", "train", "study", "report", "evaluate", "export")
 """Modules of this package; each has a function ``command`` of its arguments."""
 
 USAGE = """\
@@ -33,6 +33,8 @@ usage: ghostbatch COMMAND ...
   train --from FOLDER     run the recipe of an earlier run again
   study STUDY             run a table of the paper: recipes by columns by seeds
   report FOLDER           write tables, figures and an HTML page from a folder of runs
+  evaluate RUN            print loss and accuracy of a run's network on its test set
+  export RUN --to FILE    write a run's network as a state_dict, torch.export or ONNX file
 
 ghostbatch COMMAND --help prints the flags. Run an interrupted command again to continue it.
 Exit codes: 0 done, 1 failed, 2 wrong input, 3 train diverged, 128 + N stopped by signal N."""

@@ -5,11 +5,14 @@ changes the class of the object: optimizers, hooks, names and shared layers stay
 """
 
 import warnings
-from typing import TYPE_CHECKING, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ghostbatch.errors import InputError
 from ghostbatch.nn import norm
 from ghostbatch.ops import Running
 from ghostbatch.ops.functional import check_options
@@ -31,6 +34,30 @@ GHOST_OF: dict[type[nn.Module], type[nn.Module]] = {
 PLAIN_OF = {ghost: plain for plain, ghost in GHOST_OF.items()}
 
 
+def register_conversion(
+    plain_class: type[_BatchNorm], ghost_class: type[norm.GhostBatchNorm]
+) -> None:
+    """Let `to_ghost` convert layers of ``plain_class`` to ``ghost_class``, and `to_plain` back.
+
+    Conversion changes the class of a layer and calls no constructor. So the ghost class must do
+    with the attributes of a plain layer, and with ``ghost``, ``running`` and ``process_group``,
+    which conversion sets. If ``plain_class.forward`` calls ``super().forward``, an empty class that
+    inherits from it and then from `GhostBatchNorm2d` (or 1d, 3d) is enough.
+
+    Layers of subclasses of ``plain_class`` are not converted: each class is registered by itself.
+    """
+    if not issubclass(plain_class, _BatchNorm) or issubclass(plain_class, norm.GhostBatchNorm):
+        problem = f"{plain_class.__name__} is not a plain batch norm"
+        raise InputError("plain_class", problem, "give a subclass of torch.nn.BatchNorm*")
+    if not issubclass(ghost_class, norm.GhostBatchNorm):
+        problem = f"{ghost_class.__name__} is not a ghost batch norm"
+        raise InputError("ghost_class", problem, "give a subclass of GhostBatchNorm*")
+    if PLAIN_OF.get(ghost_class, plain_class) is not plain_class:
+        problem = f"{ghost_class.__name__} is already that of {PLAIN_OF[ghost_class].__name__}"
+        raise InputError("ghost_class", problem, "give each plain class a ghost class of its own")
+    GHOST_OF[plain_class], PLAIN_OF[ghost_class] = ghost_class, plain_class
+
+
 def to_ghost(
     model: Model,
     ghost: int = 128,
@@ -42,38 +69,86 @@ def to_ghost(
 
     On a layer that is a ghost layer already, this changes the ghost size, and the process group and
     the policy of running statistics if they are given; a new layer gets the default group and
-    "sequential" otherwise. Subclasses of BatchNorm may add behaviour that would be lost, so they
-    are left alone, with one warning that names them.
+    "sequential" otherwise. Layers that cannot be converted are left alone, with a warning that
+    names them: subclasses of BatchNorm that `register_conversion` does not know, because they may
+    add behaviour that would be lost, and layers whose ``forward`` the class does not decide.
     """
     check_options(ghost, running or "sequential")
-    left_alone = []
-    layers = dict(model.named_modules())
-    for name, layer in layers.items():
+    for name, layer in model.named_modules():
         if isinstance(layer, nn.SyncBatchNorm):
             raise ValueError(
-                f"{name or 'model'} is a SyncBatchNorm, which normalises over all ranks; "
+                f"{name or 'model'} is a {type(layer).__name__}, which normalises over all ranks; "
                 "build the model with BatchNorm instead"
             )
-    for name, layer in layers.items():
-        if type(layer) in GHOST_OF or type(layer) in PLAIN_OF:
-            layer.__class__ = GHOST_OF.get(type(layer), type(layer))
-            layer.ghost = ghost
-            layer.running = running or getattr(layer, "running", "sequential")
-            layer.process_group = name_of(process_group) or getattr(layer, "process_group", None)
-        elif isinstance(layer, _BatchNorm):
-            left_alone.append(f"{name or 'model'} ({type(layer).__name__})")
-    if left_alone:
-        warnings.warn(
-            "to_ghost left these subclasses of BatchNorm alone: " + ", ".join(left_alone),
-            stacklevel=2,
-        )
+    left_alone = unconvertible(model)
+    for remedy in dict.fromkeys(left_alone.values()):
+        names = ", ".join(name for name, why in left_alone.items() if why == remedy)
+        warnings.warn(f"to_ghost left {remedy}: {names}", stacklevel=2)
+    norms: list[Any] = convertible(model)
+    for layer in norms:
+        layer.__class__ = GHOST_OF.get(type(layer), type(layer))
+        layer.ghost = ghost
+        layer.running = running or getattr(layer, "running", "sequential")
+        layer.process_group = name_of(process_group) or getattr(layer, "process_group", None)
+    if not (norms or left_alone):
+        warnings.warn("to_ghost found no batch norm in this model", stacklevel=2)
     return model
 
 
 def to_plain(model: Model) -> Model:
     """Convert every ghost layer of ``model`` back to the BatchNorm it was; return the model."""
-    for layer in model.modules():
-        if type(layer) in PLAIN_OF:
-            layer.__class__ = PLAIN_OF[type(layer)]
-            del layer.ghost, layer.running, layer.process_group
+    replaced = []
+    for name, layer in model.named_modules():
+        if type(layer) not in PLAIN_OF:
+            continue
+        if _forward_is_replaced(layer):
+            replaced.append(f"{name or 'model'} ({type(layer).__name__})")
+            continue
+        layer.__class__ = PLAIN_OF[type(layer)]
+        del layer.ghost, layer.running, layer.process_group
+    if replaced:
+        warnings.warn(f"to_plain left {REPLACED}: {', '.join(replaced)}", stacklevel=2)
     return model
+
+
+SUBCLASS = "these subclasses of BatchNorm alone; register_conversion says how to convert them"
+REPLACED = (
+    "these layers alone, because their forward was replaced, as Accelerate's hooks do; convert the "
+    "model before that"
+)
+SCRIPTED = "these scripted layers alone; convert the model before it is scripted or traced"
+
+
+def convertible(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that `to_ghost` converts, or whose ghost size it changes."""
+    return [layer for layer in model.modules() if _is_convertible(layer)]
+
+
+def unconvertible(model: nn.Module) -> dict[str, str]:
+    """Return the norm layers that `to_ghost` leaves plain, "name (class)", and what it says."""
+    found = {}
+    for name, layer in model.named_modules():
+        scripted = isinstance(layer, torch.jit.ScriptModule)
+        kind = str(layer.original_name) if scripted else type(layer).__name__
+        if _is_convertible(layer):
+            continue
+        if scripted and "BatchNorm" in kind:
+            found[f"{name or 'model'} ({kind})"] = SCRIPTED
+        elif isinstance(layer, _BatchNorm):
+            known = type(layer) in GHOST_OF
+            found[f"{name or 'model'} ({kind})"] = REPLACED if known else SUBCLASS
+    return found
+
+
+def _is_convertible(layer: nn.Module) -> bool:
+    """Return whether the layer is a ghost layer, or becomes one when its class is changed."""
+    if isinstance(layer, _BatchNorm) and type(layer).__module__ == "timm.layers.norm_act":
+        import_module("ghostbatch.nn.timm_norm")  # registers timm's class; timm is imported already
+    if type(layer) in PLAIN_OF:
+        return True
+    return type(layer) in GHOST_OF and not _forward_is_replaced(layer)
+
+
+def _forward_is_replaced(layer: nn.Module) -> bool:
+    """Return whether the layer has a forward of its own, which stays when its class changes."""
+    return "forward" in vars(layer)

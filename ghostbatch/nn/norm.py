@@ -1,5 +1,7 @@
 """GhostBatchNorm1d, 2d and 3d: drop-in replacements for PyTorch's BatchNorm layers."""
 
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +27,24 @@ def _ghost_batch_norm(x: Tensor, dims: tuple[int, ...], *tensors: Any, **options
     return ghost_batch_norm(x, *tensors, **options)
 
 
+class _NoQconfig:
+    """An attribute that does not exist, and warns where a ghost layer is about to be lost.
+
+    ``convert_sync_batchnorm``, PyTorch's and timm's, puts a SyncBatchNorm in the place of every
+    batch norm, ghost layers too. It asks each for its ``qconfig``, and for nothing else that other
+    code does not read; quantisation asks as well, so this looks at the name of the caller.
+    """
+
+    def __get__(self, layer: nn.Module | None, _: type) -> None:
+        if layer is not None and sys._getframe(1).f_code.co_name == "convert_sync_batchnorm":
+            warnings.warn(
+                "convert_sync_batchnorm drops the ghosts of this model: SyncBatchNorm normalises "
+                "over the batch of all ranks; leave it out, or call to_plain before it",
+                stacklevel=2,
+            )
+        raise AttributeError("qconfig")
+
+
 class GhostBatchNorm(_BatchNorm):
     """The base of the three layers; parameters and buffers are those of nn.BatchNorm.
 
@@ -48,6 +68,7 @@ class GhostBatchNorm(_BatchNorm):
     running: Running
     process_group: Group
     input_dims: tuple[int, ...]
+    qconfig = _NoQconfig()
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from ghostbatch.train.estimate import data_bytes, estimate
 from ghostbatch.train.folder import read_header
+from ghostbatch.train.load import load_run
 from ghostbatch.train.loop import find_device, train
 from ghostbatch.train.record import OnRecord, Record, Summary, read_records, read_summary
 
@@ -12,6 +13,7 @@ __all__ = [
     "data_bytes",
     "estimate",
     "find_device",
+    "load_run",
     "read_header",
     "read_records",
     "read_summary",

@@ -8,7 +8,15 @@ from torch import nn
 from ghostbatch.data import Info, SkippedImages
 from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
 from ghostbatch.draws import key
-from ghostbatch.nn import BatchPosition, find_model, key_dropout, to_ghost
+from ghostbatch.errors import InputError
+from ghostbatch.nn import (
+    BatchPosition,
+    convertible,
+    find_model,
+    key_dropout,
+    to_ghost,
+    unconvertible,
+)
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.monitor import Monitor
@@ -93,12 +101,32 @@ class State:
 
 def initial_model(recipe: Recipe, info: Info) -> nn.Module:
     """Return the network before its first update, drawn on the CPU: the same for every device."""
-    channels, size, _ = info.shape
-    torch.manual_seed(key(recipe.seed, "weights"))
-    model = find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+    model = plain_model(recipe, info)
     if recipe.ghost is not None:
+        _check_convertible(recipe, model)
         to_ghost(model, recipe.ghost, running=recipe.running)
     return model
+
+
+def plain_model(recipe: Recipe, info: Info) -> nn.Module:
+    """Return the network before its first update, with the norm layers that its builder chose."""
+    channels, size, _ = info.shape
+    torch.manual_seed(key(recipe.seed, "weights"))
+    return find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+
+
+def _check_convertible(recipe: Recipe, model: nn.Module) -> None:
+    """Refuse a ghost size that some or all norm layers would not have."""
+    stays = list(unconvertible(model))
+    if stays:
+        more = f" and {len(stays) - 3} more" if len(stays) > 3 else ""
+        raise InputError(
+            "ghost",
+            f"{', '.join(stays[:3])}{more} in {recipe.model} cannot be converted to ghost layers",
+            "set ghost to None, or let gb.register_conversion know the class",
+        )
+    if not convertible(model):
+        raise InputError("ghost", f"{recipe.model} has no batch norm layers", "set ghost to None")
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:

@@ -36,6 +36,14 @@ BAD_INPUT = {  # the field that the error names, and the command
     "ghost-of-one": ("ghost", "train f1-digits --ghost 1"),
     "ghost-above-batch": ("ghost", "train f1-digits --ghost 33"),
     "ghost-is-a-word": ("ghost", "train f1-digits --ghost many"),
+    "ghosts-without-batch-norm": (
+        "ghost",
+        "train f1-digits --ghost 16 --model python:small_networks:without_norms",
+    ),
+    "ghosts-of-unknown-norms": (
+        "ghost",
+        "train f1-digits --ghost 16 --model python:small_networks:other_norms",
+    ),
     "noise-below-base-batch": ("noise", "train f1-digits --noise --base-batch 64"),
     "clip-at-zero": ("clip", "train f1-digits --clip 0"),
     "negative-lr": ("regime.lr", "train f1-digits --regime.lr -0.1"),
@@ -88,6 +96,10 @@ BAD_INPUT = {  # the field that the error names, and the command
     ),
     "drop-beyond-fp32": ("regime.drops", "train f1-digits --regime.drops 1:1e39"),
     "decay-beyond-fp32": ("regime.weight_decay", "train f1-digits --regime.weight-decay 1e39"),
+    "no-run-to-evaluate": ("run", "evaluate nowhere"),
+    "no-run-to-export": ("run", "export nowhere --to network.pt"),
+    "export-of-unknown-ending": ("to", "export nowhere --to network.h5"),
+    "export-into-no-folder": ("to", "export nowhere --to no/network.pt"),
 }
 
 
@@ -181,6 +193,15 @@ def test_train_takes_every_field_of_the_recipe_as_a_flag(run, tmp_path):
     assert recipe["clip"] is None
     assert (recipe["batch"], recipe["ghost"], recipe["running"]) == (64, 16, "mean")
     assert "finished: accuracy" in out
+
+
+def test_help_shows_the_documentation_of_the_fields(run):
+    code, out, _ = run("train", "f1-digits", "--help")
+    assert code == 0
+    assert "The batch that the regime was tuned for." in " ".join(out.split())
+    for command in ("plan f1-digits", "study quick", "report", "evaluate", "export"):
+        assert run(*command.split(), "--help")[0] == 0
+    assert "usage: ghostbatch COMMAND" in run("--help")[1]
 
 
 def test_the_package_runs_as_a_module():

@@ -5,6 +5,7 @@ the whole batch. Weights and statistics must agree on every rank.
 """
 
 import copy
+import importlib
 import pickle
 import warnings
 from contextlib import suppress
@@ -257,6 +258,18 @@ def a_layer_with_its_own_group_can_be_copied_and_pickled():
         copied(x).sum().backward()
         assert calls() == 0
         close(copied, twin)
+
+
+@case
+def recalibration_averages_over_all_ranks_by_one_collective():
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model, twin = Net(), Net(process_group=gb.LOCAL)
+    batches = [batch(step, SHARD * world) for step in range(2)]
+    calls = count_calls(importlib.import_module("ghostbatch.nn.recalibrate"), "gather")
+    gb.recalibrate(DistributedDataParallel(model), [x.chunk(world)[rank] for x in batches])
+    assert calls() == 1
+    assert not exchange.PENDING
+    close(model, gb.recalibrate(twin, batches))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,21 @@ def dropping(num_classes=10, *, in_channels=1, image_size=28):
     )
 
 
+def without_norms(num_classes=10, *, in_channels=1, image_size=28):
+    """Return a network without batch norm."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+
+class OtherNorm(nn.BatchNorm1d):
+    """A batch norm that conversion does not know."""
+
+
+def other_norms(num_classes=10, *, in_channels=1, image_size=28):
+    """Return a network with one plain norm and five of a class that conversion does not know."""
+    network = narrow(num_classes, in_channels=in_channels, image_size=image_size)
+    return network.extend(OtherNorm(num_classes) for _ in range(5))
+
+
 class BadOnRankOne(nn.Module):
     """Makes one sample infinite in training on the second rank."""
 

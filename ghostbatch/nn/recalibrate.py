@@ -1,0 +1,140 @@
+"""Population statistics: running statistics that are averages over many batches."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ghostbatch.errors import InputError
+from ghostbatch.nn.norm import GhostBatchNorm
+from ghostbatch.ops.running.groups import LOCAL, Group, gather, ranks_in
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def recalibrate(model: Model, batches: Iterable[Tensor | Sequence[Any]]) -> Model:
+    """Set the running statistics of every norm layer to their average over ``batches``.
+
+    A layer gets the mean of the means, and the mean of the unbiased variances, of all ghosts that
+    it sees; of all batches, if it is a plain BatchNorm. Meanwhile norm layers use these statistics,
+    as in training, and all other layers are in evaluation mode: the averages are for evaluation,
+    which has no dropout. Parameters, modes, ``num_batches_tracked`` and PyTorch's random generators
+    are left as they were; so is everything if a batch raises an error.
+
+    On several ranks call it on all of them, each with its own batches. Ghost layers then average
+    over the ranks of their process group.
+
+    Args:
+        model: the model, which is also returned.
+        batches: inputs of the model, or tuples whose first item is the input.
+
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    averages = {norm: Average(norm) for norm in norms}
+    devices = {t.device for t in chain(model.parameters(), model.buffers()) if t.is_cuda}
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=list(devices)),
+        _uncompiled(),
+        _collecting(model, averages),
+    ):
+        for batch in batches:
+            model(batch[0] if isinstance(batch, Sequence) else batch)
+    _sum_over_ranks(averages)
+    if norms and not any(average.ghosts for average in averages.values()):
+        raise InputError(
+            "batches", "no norm layer has seen one", "pass at least one; a generator yields once"
+        )
+    for norm, average in averages.items():
+        average.copy_to(norm)
+    return model
+
+
+class Average:
+    """Sums over ghosts of a layer's means and unbiased variances, in fp64."""
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        device = norm.running_mean.device  # type: ignore[union-attr]
+        self.ghosts = torch.zeros((), dtype=torch.float64, device=device)
+        self.sums = torch.zeros(2, norm.num_features, dtype=torch.float64, device=device)
+
+    def begin(self, norm: _BatchNorm, _input: Any) -> None:
+        """Before a forward: let the layer's running statistics start from nothing."""
+        for buffer in (norm.running_mean, norm.running_var, norm.num_batches_tracked):
+            buffer.zero_()  # type: ignore[union-attr]
+
+    def add(self, norm: _BatchNorm, _input: Any, _output: Any) -> None:
+        """After it: add the running statistics, which are the averages over its ghosts."""
+        ghosts = norm.num_batches_tracked
+        averages = torch.stack([norm.running_mean, norm.running_var])  # type: ignore[list-item]
+        self.sums += averages.double() * ghosts  # type: ignore[operator]
+        self.ghosts += ghosts  # type: ignore[arg-type]
+
+    def copy_to(self, norm: _BatchNorm) -> None:
+        """Set the layer's running statistics, unless it has seen nothing."""
+        if self.ghosts:
+            norm.running_mean.copy_(self.sums[0] / self.ghosts)  # type: ignore[union-attr]
+            norm.running_var.copy_(self.sums[1] / self.ghosts)  # type: ignore[union-attr]
+
+
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@contextmanager
+def _collecting(model: nn.Module, averages: dict[_BatchNorm, Average]) -> Iterator[None]:
+    """Let every forward of a norm layer add to its average; the layer's own buffers stay as is."""
+    modes = {module: module.training for module in model.modules()}
+    saved, hooks = [], []
+    try:
+        for module in modes:
+            module.training = module in averages
+        for norm, average in averages.items():
+            options: dict[str, Any] = {"momentum": None, "track_running_stats": True}
+            for name in BUFFERS[:2]:
+                options[name] = getattr(norm, name).clone()
+            options["num_batches_tracked"] = average.ghosts.long()
+            if isinstance(norm, GhostBatchNorm):
+                options.update(running="sequential", process_group=LOCAL)
+            saved.append((norm, {name: getattr(norm, name) for name in options}))
+            _set(norm, options)
+            hooks.append(norm.register_forward_pre_hook(average.begin, prepend=True))
+            hooks.append(norm.register_forward_hook(average.add))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm, options in saved:
+            _set(norm, options)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _set(norm: _BatchNorm, options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        setattr(norm, name, value)
+
+
+def _sum_over_ranks(averages: dict[_BatchNorm, Average]) -> None:
+    """Sum the averages of ghost layers over their groups: one collective for each group."""
+    by_group: dict[Group, list[Average]] = {}
+    for norm, average in averages.items():
+        if isinstance(norm, GhostBatchNorm) and ranks_in(norm.process_group) > 1:
+            by_group.setdefault(norm.process_group, []).append(average)
+    for group, members in by_group.items():
+        sums = [tensor for average in members for tensor in (average.ghosts, average.sums)]
+        total = gather(torch.cat([tensor.flatten() for tensor in sums]), group).sum(0)
+        parts = total.split([tensor.numel() for tensor in sums])
+        for tensor, part in zip(sums, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Run compiled models as plain Python: compiled code ignores hooks that were added later."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled; its import takes seconds
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]

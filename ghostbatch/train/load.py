@@ -1,0 +1,137 @@
+"""From the folder of a run to its network."""
+
+import copy
+import warnings
+from contextlib import closing
+from dataclasses import dataclass
+from math import ceil, isclose
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ghostbatch.data import Info, find_info, load, open_feed
+from ghostbatch.errors import InputError
+from ghostbatch.nn import recalibrate, to_ghost
+from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.train.checkpoint import Checkpoints
+from ghostbatch.train.evaluate import evaluate
+from ghostbatch.train.folder import read_header
+from ghostbatch.train.ranks import Ranks
+from ghostbatch.train.record import Summary
+from ghostbatch.train.state import autocast, parameter_dtype, plain_model
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What a run folder holds of a network."""
+
+    plan: Plan
+    info: Info
+    update: int
+    """Updates that the network has had."""
+    model: nn.Module
+    """With plain norm layers, in evaluation mode, on the CPU."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        return self.plan.recipe
+
+
+class Evaluation(NamedTuple):
+    """The mean loss of a network on a test set, and its accuracy in percent."""
+
+    loss: float
+    accuracy: float
+
+    def agrees_with(self, summary: Summary) -> bool:
+        """Return whether only rounding, as between two kinds of devices, tells them apart."""
+        close = isclose(self.loss, summary.loss, rel_tol=1e-3, abs_tol=1e-3)
+        return close and abs(self.accuracy - summary.accuracy) <= 0.1
+
+
+def load_run(folder: str | Path) -> nn.Module:
+    """Return the trained network of a run folder: plain norms, evaluation mode, on the CPU.
+
+    It is that of the newest intact checkpoint. A warning says so if the run has not ended.
+    """
+    run = read_run(folder)
+    if not (Path(folder) / "summary.json").exists():
+        warnings.warn(
+            f"{folder} has not ended; this is its network after update {run.update} of "
+            f"{run.plan.updates}",
+            stacklevel=2,
+        )
+    return run.model
+
+
+def read_run(folder: str | Path) -> SavedRun:
+    """Read the recipe and the newest intact checkpoint of a run folder."""
+    folder = Path(folder)
+    if not (folder / "run.json").is_file():
+        raise InputError("run", f"{folder} holds no run", "name the folder of one: its --out")
+    header = read_header(folder)
+    recipe = Recipe.from_dict(header["recipe"])
+    saved = Checkpoints(folder, recipe).load()
+    if saved is None:
+        raise InputError("run", f"{folder} holds no checkpoint yet", "run it again to continue it")
+    info = _read_info(header, recipe)
+    used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=used):
+        model = plain_model(recipe, info).to(parameter_dtype(recipe))
+    try:
+        model.load_state_dict(saved["state"]["model"])
+    except RuntimeError:
+        raise InputError(
+            "model",
+            f"{recipe.model} has other parameters than the network that {folder} trained",
+            "restore it as it was then",
+        ) from None
+    plan = recipe.plan(int(header["samples"]))
+    return SavedRun(plan, info, int(saved["state"]["update"]), model.eval())
+
+
+def _read_info(header: dict[str, Any], recipe: Recipe) -> Info:
+    """Return the sizes of the run's data, from its header if that has them."""
+    sizes = header.get("data")
+    if sizes is None:
+        return find_info(recipe.data)
+    shape = tuple(sizes["shape"])
+    return Info(sizes["samples"], sizes["test_samples"], sizes["classes"], shape)
+
+
+def evaluate_run(
+    run: SavedRun,
+    device: torch.device,
+    data_dir: str | Path | None = None,
+    *,
+    recalibrated: bool = False,
+) -> Evaluation:
+    """Evaluate a run's network on its test set.
+
+    With ``recalibrated`` the running statistics are first replaced by their averages over the
+    ghosts of the run's first batches, which hold every training image at least once.
+    """
+    recipe = run.recipe
+    model = copy.deepcopy(run.model).to(device)
+    arithmetic = autocast(recipe, device)
+    feed = open_feed(
+        load(recipe.data, data_dir),
+        batch=recipe.batch,
+        seed=recipe.seed,
+        augment=recipe.augment,
+        device=device,
+        dtype=parameter_dtype(recipe),
+    )
+    with closing(feed):
+        if recalibrated:
+            if recipe.ghost is not None:
+                to_ghost(model, recipe.ghost)
+            updates, batch = range(ceil(run.info.samples / recipe.batch)), slice(0, recipe.batch)
+            with arithmetic:
+                recalibrate(
+                    model, (m.images for u in updates for m in feed.micro_batches(u, [batch]))
+                )
+        return Evaluation(*evaluate(model, feed.test_batches(), arithmetic, Ranks()))
