@@ -102,4 +102,5 @@ def test_a_run_file_that_cannot_be_read_is_refused_by_the_name_of_the_flag(run, 
     (tmp_path / "run.json").write_text("{}")
     code, _, err = run("train", "--from", "run.json")
     assert code == 2
-    assert err.startswith("ghostbatch: from: run.json was not written by this version")
+    assert err.startswith("ghostbatch: from: run.json ")
+    assert err.endswith("; name another run\n")
