@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from math import isfinite
 
 
 class InputError(ValueError):
@@ -37,6 +38,13 @@ def check_positive(**numbers: int | None) -> None:
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise InputError(name, f"{value} is below 1", "use 1 or more")
+
+
+def check_seconds(**times: float) -> None:
+    """Raise `InputError` if a time is not a finite number of seconds, 0 or more."""
+    for name, value in times.items():
+        if not (isfinite(value) and value >= 0):
+            raise InputError(name, f"{value} is not a time", "use a number of seconds, 0 or more")
 
 
 class RankLocalError(InputError):

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -80,7 +80,32 @@ def locked(folder: Path, patience: float = 3.0) -> Iterator[int]:
     Yields the descriptor that holds the lock. A program that inherits the descriptor keeps the
     folder locked too; a fork of this process does not. The operating system drops the lock when a
     process dies. ``patience`` is how many seconds to wait for a holder that is about to end.
+    If nothing was written, the lock file and the folder that this call made are removed again.
     """
+    is_new = not (folder / ".lock").exists()
+    with no_empty_folders(folder), _locked(folder, patience) as descriptor:
+        try:
+            yield descriptor
+        finally:
+            with suppress(OSError):  # the block may have removed the folder
+                if is_new and [path.name for path in folder.iterdir()] == [".lock"]:
+                    (folder / ".lock").unlink()
+
+
+@contextmanager
+def no_empty_folders(folder: Path) -> Iterator[None]:
+    """Remove ``folder`` and its parents in the end, if the block made them and they are empty."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    finally:
+        for path in made:
+            with suppress(OSError):  # it is not empty, or was not made
+                path.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path, patience: float) -> Iterator[int]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)

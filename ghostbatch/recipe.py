@@ -6,7 +6,9 @@ from itertools import accumulate, pairwise
 from math import isfinite
 from typing import Any, Literal, get_args
 
-from ghostbatch.data import find_dataset
+import torch
+
+from ghostbatch.data import check_image_size, find_dataset
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_count
@@ -43,6 +45,9 @@ class Recipe:
 
     data: str
     """Data set: a name of ours, folder:PATH or synthetic:SHAPE."""
+
+    image_size: int | None = None
+    """Side of the images that the network sees; only image folders take it. None is 224."""
 
     batch: int
     """Samples per update, over all ranks."""
@@ -89,6 +94,7 @@ class Recipe:
     def __post_init__(self) -> None:
         find_model(self.model)
         find_dataset(self.data)
+        check_image_size(self.data, self.image_size)
         check_choice("lr_rule", self.lr_rule, get_args(Rule))
         check_choice("running", self.running, get_args(Running))
         check_choice("hold", self.hold, get_args(Hold))
@@ -102,6 +108,8 @@ class Recipe:
                 raise InputError(name, f"{size} is below 2", "use 2 or more samples")
         if not isinstance(self.seed, int):
             raise InputError("seed", f"{self.seed!r} is not an integer", "use 0, for example")
+        if self.seed < 0:
+            raise InputError("seed", f"{self.seed} is below 0", "use 0 or more")
         if self.ghost is not None and self.ghost > self.batch:
             raise InputError(
                 "ghost", f"{self.ghost} is above batch {self.batch}", "use batch or less"
@@ -113,6 +121,19 @@ class Recipe:
         if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
             raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
         self.optimizer.check(self.regime)
+        self._check_rates()
+
+    def _check_rates(self) -> None:
+        """Refuse rates, scaled as the run will, beyond the weights' dtype: an optimizer would."""
+        largest = torch.finfo(torch.float64 if self.precision == "fp64" else torch.float32).max
+        factor = lr_scale(self.batch, self.base_batch, self.lr_rule)
+        rates = [("lr", factor * self.regime.lr), ("weight_decay", self.regime.weight_decay)]
+        for _, lr, *decays in self.regime.drops:
+            rates += [("drops", rate) for rate in (factor * lr, *decays)]
+        for name, rate in rates:
+            if rate > largest:
+                problem = f"a rate of {rate:g}, after lr_rule, is too large for {self.precision}"
+                raise InputError(f"regime.{name}", problem, "use a smaller one")
 
     def _check_reference(self) -> None:
         if self.hold != "distance":

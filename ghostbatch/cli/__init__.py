@@ -8,14 +8,19 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
 from typing import Any
 
 from ghostbatch import __version__
+from ghostbatch.cli.notices import is_first_rank as is_first_rank
+from ghostbatch.cli.notices import log_shown, said_if_slow, say
 from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning, check_choice
+from ghostbatch.stop import STOP_SIGNALS
 
+Command = Callable[[Sequence[str]], None]
 COMMANDS = ("list", "plan", "train", "study", "report", "evaluate", "export")
 """Modules of this package; each has a function ``command`` of its arguments."""
 
@@ -25,25 +30,31 @@ usage: ghostbatch COMMAND ...
   list                    print the recipes, studies, networks and data sets
   plan RECIPE --batch N   adapt a recipe to another batch, and print it next to the original
   train RECIPE            run one recipe; every field of the recipe is a flag
+  train --from FOLDER     run the recipe of an earlier run again
   study STUDY             run a table of the paper: recipes by columns by seeds
   report FOLDER           write tables, figures and an HTML page from a folder of runs
   evaluate RUN            print loss and accuracy of a run's network on its test set
   export RUN --to FILE    write a run's network as a state_dict, torch.export or ONNX file
 
-ghostbatch COMMAND --help prints the flags. Run an interrupted command again to continue it."""
+ghostbatch COMMAND --help prints the flags. Run an interrupted command again to continue it.
+Exit codes: 0 done, 1 failed, 2 wrong input, 3 train diverged, 128 + N stopped by signal N."""
+
+DIVERGED = 3
+"""Exit code of ``train`` when the run diverged; a study reports such a run and goes on."""
 
 
 def main() -> None:
     """Entry point of ``ghostbatch``."""
     warnings.showwarning = _warn
     try:
-        run(sys.argv[1:])
+        with log_shown():
+            run(sys.argv[1:])
     except InputError as error:
         fail(str(error), 2, every_rank=isinstance(error, RankLocalError))
     except KeyboardInterrupt:
-        fail("interrupted; run the same command again to continue", 130)
-    except Terminated:
-        fail("terminated; run the same command again to continue", 143)
+        fail(_stop_line(signal.SIGINT), 128 + signal.SIGINT)
+    except Terminated as stop:
+        fail(_stop_line(stop.number), 128 + stop.number)
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
@@ -62,53 +73,60 @@ def run(argv: Sequence[str]) -> None:
         return
     name, *rest = argv
     check_choice("command", name, COMMANDS)
-    command = _load(name)
-    signal.signal(signal.SIGTERM, _terminate)
-    command(rest)
+    with _handling(_exit_at_once):
+        with said_if_slow("starting (importing torch)"):
+            command: Command = import_module(f"{__name__}.{name}").command
+        with _handling(_terminate):
+            command(rest)
 
 
-def _load(name: str) -> Callable[[Sequence[str]], None]:
-    """Import a command; an interrupt meanwhile ends the process at once.
-
-    Some libraries turn a KeyboardInterrupt during their import into an error that makes no sense.
-    """
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if usual:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have ``handler`` handle the stop signals, except those that are ignored, as under nohup."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handled = {n: usual for n, usual in before.items() if usual not in (None, signal.SIG_IGN)}
+    for number in handled:
+        signal.signal(number, handler)
     try:
-        return import_module(f"{__name__}.{name}").command  # type: ignore[no-any-return]
+        yield
     finally:
-        if usual:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, usual in handled.items():
+            signal.signal(number, usual)
 
 
 class Terminated(BaseException):
-    """SIGTERM was received; like KeyboardInterrupt, only `main` catches it."""
+    """A stop signal was received; like KeyboardInterrupt, only `main` catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    raise Terminated
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+
+
+def _exit_at_once(number: int, _frame: FrameType | None) -> None:
+    """End the process; some libraries turn an exception during their import into another one."""
+    if is_first_rank():
+        os.write(2, f"ghostbatch: {_stop_line(number)}\n".encode())
+    os._exit(128 + number)
+
+
+def _stop_line(number: int) -> str:
+    words = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+    how = words.get(number) or f"stopped by {signal.Signals(number).name}"  # type: ignore[call-overload]
+    return f"{how}; run the same command again to continue"
 
 
 def fail(line: str, code: int, every_rank: bool = False) -> None:
     """Print one line and exit; by default only on the first rank, as all fail alike."""
     if every_rank or is_first_rank():
-        _print_error(line)
+        say(line)
     raise SystemExit(code)
-
-
-def is_first_rank() -> bool:
-    """Return whether this process is the first rank, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as one line."""
     if is_first_rank() or isinstance(message, RankLocalWarning):
-        _print_error(" ".join(str(message).split()))
-
-
-def _print_error(line: str) -> None:
-    """Write a line with one call, unlike print, because ranks share a terminal."""
-    sys.stderr.write(f"ghostbatch: {line}\n")
-    sys.stderr.flush()
+        say(" ".join(str(message).split()))

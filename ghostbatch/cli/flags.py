@@ -1,77 +1,19 @@
-"""Reads command-line flags into typed options; an error is one line."""
+"""Reads the words of a command into typed options; an error is one line."""
 
 import io
 import os
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr
-from fractions import Fraction
-from itertools import dropwhile, takewhile
-from typing import Any, TypeVar, get_args
+from dataclasses import MISSING, fields
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from ghostbatch.cli.values import REGISTRY, wanted_value
+from ghostbatch.cli.words import Words, field_types, sort_words
 from ghostbatch.errors import InputError
-from ghostbatch.optim import Drop
 
 Options = TypeVar("Options")
-
-REGISTRY = ConstructorRegistry()
-
-
-def _one_word(
-    metavar: str, kind: type, read: Callable[[str], Any], show: Callable[[Any], str]
-) -> PrimitiveConstructorSpec[Any]:
-    """Return how to read a value from one word, and how to show a default."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda words: read(words[0]),
-        is_instance=lambda value: isinstance(value, kind),
-        str_from_instance=lambda value: [show(value)],
-    )
-
-
-@REGISTRY.primitive_rule
-def _drops_and_fractions(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Return how to read drops, and epochs that are a fraction such as 50/3."""
-    if get_args(info.type) == (Drop, ...):
-        return _one_word("EPOCH:LR[:WD],...", tuple, _read_drops, _show_drops)
-    if info.type is Fraction:
-        return _one_word("FRACTION", Fraction, _read_fraction, str)
-    return None
-
-
-def _show_drops(drops: tuple[Drop, ...]) -> str:
-    return ",".join(":".join(map(str, drop)) for drop in drops)
-
-
-def _read_drops(text: str) -> tuple[Drop, ...]:
-    """Read drops such as 81:0.01,122:0.001; a third part is a new weight decay."""
-    drops = []
-    for word in filter(None, text.split(",")):
-        try:
-            epoch, *rates = word.split(":")
-            drops.append((_number(epoch), *map(float, rates)))
-        except (ValueError, ZeroDivisionError):
-            raise InputError(
-                "regime.drops", f"{word!r} is not a drop", "write EPOCH:LR, for example 81:0.01"
-            ) from None
-    return tuple(drops)  # type: ignore[arg-type]  # Regime checks the lengths
-
-
-def _read_fraction(text: str) -> Fraction:
-    try:
-        return Fraction(text)
-    except ZeroDivisionError:
-        raise ValueError(f"{text} divides by zero") from None
-
-
-def _number(text: str) -> int | float | Fraction:
-    if "/" in text:
-        return Fraction(text)
-    return int(text) if text.isdecimal() else float(text)
 
 
 def cores() -> int:
@@ -80,45 +22,92 @@ def cores() -> int:
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
-def name_first(argv: Sequence[str], what: str, command: str) -> tuple[str, Sequence[str]]:
-    """Return the name that follows a command, and the flags after it."""
-    if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: ghostbatch {command} {what.upper()} [flags]; see {what.upper()} --help")
-        raise SystemExit(0)
-    if not argv or argv[0].startswith("-"):
-        raise InputError(what, "no name was given", f"write ghostbatch {command} NAME")
-    return argv[0], argv[1:]
+def take_name(words: Words, what: str, choices: Iterable[str]) -> str | None:
+    """Return the one name among the words of a command; None if there is none but help is wanted.
+
+    Whether the name is one of ``choices`` is left to who looks it up.
+    """
+    if words.help:
+        return words.names[0] if words.names else None
+    if len(words.names) > 1:
+        names = " and ".join(words.names)
+        raise InputError(what, f"{len(words.names)} names were given, {names}", "give one")
+    if not words.names:
+        raise InputError(what, "no name was given", f"choose one of {', '.join(choices)}")
+    return words.names[0]
 
 
 def parse(
-    kind: type[Options], argv: Sequence[str], command: str, default: Options | None = None
+    kind: type[Options],
+    argv: Sequence[str],
+    command: str,
+    default: Options | None = None,
+    about: str | None = None,
 ) -> Options:
-    """Read flags into ``kind``; turn an error of the parser into an `InputError`."""
-    prog = f"ghostbatch {command}"
-    message = io.StringIO()
-    extra = {} if default is None else {"default": default}
+    """Read words into ``kind``, or print its help and exit; raise `InputError` for wrong words.
+
+    Args:
+        kind: a dataclass; its fields are the flags, and those marked as positional are names.
+        argv: the words after the command.
+        command: the command's name, and what belongs to it, for the help.
+        default: the values of flags that are not given.
+        about: what the help says above the flags; by default the docstring of ``kind``.
+
+    """
+    words = sort_words(kind, argv, command)
+    if not words.help:
+        _check_complete(kind, words, command, default)
+    given = ["--help"] if words.help else [*words.names, *words.flags]
+    extra: dict[str, Any] = {} if default is None else {"default": default}
     try:
-        with redirect_stderr(message):
-            return tyro.cli(kind, args=argv, prog=prog, registry=REGISTRY, **extra)  # type: ignore[no-any-return, call-overload]
+        with redirect_stderr(io.StringIO()):  # the parser's own account of an error
+            return tyro.cli(  # type: ignore[no-any-return]
+                kind,
+                args=given,
+                prog=f"ghostbatch {command}",
+                description=about,
+                registry=REGISTRY,
+                **extra,
+            )
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise _parse_error(message.getvalue(), prog) from None
+        raise _cause(stop) or InputError(
+            "flags", "they cannot be read", f"see ghostbatch {command} --help"
+        ) from None
 
 
-def _parse_error(box: str, prog: str) -> InputError:
-    """Return the first paragraph of the parser's framed message as an `InputError`."""
-    lines = (line.strip(" │") for line in box.splitlines()[1:])  # below the title
-    inside = dropwhile(_is_rule, lines)
-    text = " ".join(takewhile(lambda line: line and not _is_rule(line), inside))
-    flag = re.search(r"--([\w.-]+)", text)
-    text = re.sub(r"^Error parsing \S+: ", "", text)
-    ours = re.fullmatch(r"([a-z_.]+): (.*); (.*)", text)
-    if ours:
-        return InputError(*ours.groups())
-    return InputError(flag[1] if flag else "flags", text.rstrip("."), f"see {prog} --help")
+def print_help(
+    kind: type[Options], command: str, about: str, default: Options | None = None
+) -> NoReturn:
+    """Print the help of a command, and exit."""
+    parse(kind, ["--help"], command, default, about)
+    raise AssertionError("the parser exits after its help")
 
 
-def _is_rule(line: str) -> bool:
-    """Return whether a line is part of the frame, which may be made of hyphens."""
-    return bool(line) and set(line) <= set("─-╭╮╰╯")
+def _check_complete(kind: type, words: Words, command: str, default: object | None) -> None:
+    """Refuse too many names, and a missing name or flag that has no default."""
+    hints = get_type_hints(kind, include_extras=True)
+    types = field_types(kind)
+    names = [f for f in fields(kind) if tyro.conf.Positional in get_args(hints[f.name])]
+    if len(words.names) > len(names):
+        problem = f"{words.names[len(names)]!r} is one name too many"
+        raise InputError(names[-1].name if names else command, problem, "leave it out")
+    given = {each.name for each in names[: len(words.names)]}
+    for each in fields(kind):
+        name = each.name.replace("_", "-")
+        has_default = default is not None or not each.default is each.default_factory is MISSING
+        if has_default or each.name in given or name in words.values:
+            continue
+        if each in names:
+            remedy = f"write ghostbatch {command} {each.name.upper()}"
+            raise InputError(each.name, "no name was given", remedy)
+        raise InputError(name, "this flag is required", f"give {wanted_value(types[name])}")
+
+
+def _cause(stop: BaseException) -> InputError | None:
+    """Return the `InputError` for which the parser gave up, if there is one."""
+    error: BaseException | None = stop
+    while error is not None and not isinstance(error, InputError):
+        error = error.__context__
+    return error

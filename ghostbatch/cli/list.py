@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from ghostbatch.cli.flags import parse
 from ghostbatch.data import DATASETS
 from ghostbatch.nn import MODELS
-from ghostbatch.study import PROVISIONAL, RECIPES, STUDIES
+from ghostbatch.recipes import PROVISIONAL, RECIPES
+from ghostbatch.study import STUDIES
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table as Grid
 
-from ghostbatch.cli.flags import name_first, parse
+from ghostbatch.cli.about import about_all, about_one
+from ghostbatch.cli.flags import parse, print_help, take_name
+from ghostbatch.cli.words import sort_words
 from ghostbatch.data import find_info
 from ghostbatch.optim import Rule
 from ghostbatch.recipe import Hold, Plan
+from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.table import show_rates
-from ghostbatch.study import find_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +38,15 @@ class PlanOptions:
 
 def command(argv: Sequence[str]) -> None:
     """Print the original and the adapted recipe side by side."""
-    name, rest = name_first(argv, "recipe", "plan")
+    words = sort_words(PlanOptions, argv, "plan")
+    name = take_name(words, "recipe", RECIPES)
+    does = PlanOptions.__doc__
+    if name is None:
+        example = "For example: ghostbatch plan f1-digits --batch 1024"
+        print_help(PlanOptions, "plan RECIPE", about_all(does, "RECIPE", RECIPES, example))
     recipe = find_recipe(name)
-    options = parse(PlanOptions, rest, f"plan {name}")
+    about = about_one(does, name, RECIPES)
+    options = parse(PlanOptions, words.flags, f"plan {name}", about=about)
     ghost = options.ghost
     if ghost == "auto":
         ghost = min(128, recipe.base_batch, options.batch)

@@ -7,14 +7,21 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from ghostbatch.cli import fail
-from ghostbatch.cli.flags import cores, name_first, parse
+from ghostbatch.cli.about import about_all, about_one
+from ghostbatch.cli.flags import cores, parse, print_help, take_name
 from ghostbatch.cli.report import print_report
+from ghostbatch.cli.words import sort_words
 from ghostbatch.errors import InputError
-from ghostbatch.report.terminal import StudyProgress, instrument_progress, progress_bars
-from ghostbatch.study import Where, WorkerDied, find_study, measure, run_study
+from ghostbatch.report.terminal import (
+    StudyProgress,
+    instrument_progress,
+    plain_console,
+    progress_bars,
+)
+from ghostbatch.study import STUDIES, Study, Where, WorkerDied, find_study, measure, run_study
+from ghostbatch.study.local import LocalExecutor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +31,9 @@ class StudyOptions:
     out: Path
     """The study's folder; an interrupted study continues from what it holds."""
     columns: str | None = None
-    """Only these columns, for example SB,LB,+LR."""
+    """Only these columns, for example SB,LB,+LR; None is all."""
     seeds: str | None = None
-    """Only these seeds, for example 0,1,2."""
+    """These seeds in place of the study's own, for example 0,1,2."""
     jobs: int = field(default_factory=cores)
     """Largest number of runs at a time."""
     where: Annotated[Where, tyro.conf.arg(name="")] = field(default_factory=Where)
@@ -38,20 +45,30 @@ def command(argv: Sequence[str]) -> None:
         raise InputError(
             "study", "torchrun would run it once per rank", "start it alone; it has --jobs"
         )
-    name, rest = name_first(argv, "study", "study")
-    study = find_study(name)
-    options = parse(StudyOptions, rest, f"study {name}", StudyOptions(out=Path("runs") / name))
+    study, options = _read(argv)
     seeds = _seeds(options.seeds) if options.seeds is not None else None
     columns = options.columns.split(",") if options.columns is not None else None
     for flag, value in (("columns", columns), ("seeds", seeds), ("device", options.where.device)):
         if value is not None and not study.rows:
             raise InputError(flag, f"{study.name} has no runs", "leave it out")
-    out, where, console = options.out, options.where, Console()
+    out, where, console = options.out, options.where, plain_console()
     cells = study.cells(columns, seeds, out)
     try:
         with progress_bars(console) as bars:
-            on_event = StudyProgress(cells, bars).on_event
-            run_study(study, cells, out, jobs=options.jobs, on_event=on_event, where=where)
+            progress = StudyProgress(cells, bars)
+
+            def start(lock: int) -> LocalExecutor:
+                ended = sum((cell.folder(out) / "summary.json").exists() for cell in cells)
+                progress.start(options.jobs, len(cells) - ended)
+                return LocalExecutor(lock)
+
+            run_study(
+                *(study, cells, out),
+                jobs=options.jobs,
+                on_event=progress.on_event,
+                where=where,
+                make_executor=start,
+            )
             for instrument in study.instruments:
                 measure(instrument, out, where, instrument_progress(instrument.name, bars))
     except WorkerDied as error:
@@ -59,8 +76,28 @@ def command(argv: Sequence[str]) -> None:
     print_report(out, console)
 
 
+def _read(argv: Sequence[str]) -> tuple[Study, StudyOptions]:
+    """Return the study that a command names, and its options."""
+    words = sort_words(StudyOptions, argv, "study")
+    name = take_name(words, "study", STUDIES)
+    default = StudyOptions(out=Path("runs") / (name or "STUDY"))
+    does = StudyOptions.__doc__
+    if name is None:
+        example = "For example: ghostbatch study quick --seeds 0"
+        about = about_all(does, "STUDY", STUDIES, example)
+        print_help(StudyOptions, "study STUDY", about, default)
+    study = find_study(name)
+    held = f"Columns: {', '.join(study.columns)}." if study.rows else ""
+    about = about_one(does, name, STUDIES, held)
+    return study, parse(StudyOptions, words.flags, f"study {name}", default, about)
+
+
 def _seeds(text: str) -> list[int]:
+    remedy = "give whole numbers: 0,1,2"
     try:
-        return list(dict.fromkeys(int(seed) for seed in text.split(",")))
+        seeds = list(dict.fromkeys(int(seed) for seed in text.split(",")))
     except ValueError:
-        raise InputError("seeds", f"{text!r} is not a list", "give whole numbers: 0,1,2") from None
+        raise InputError("seeds", f"{text!r} is not a list", remedy) from None
+    if min(seeds) < 0:
+        raise InputError("seeds", f"{min(seeds)} is below 0", remedy)
+    return seeds

@@ -1,22 +1,27 @@
 """``ghostbatch train``: one run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
-from ghostbatch.cli import is_first_rank
-from ghostbatch.cli.flags import cores, name_first, parse
-from ghostbatch.data import OnBadImage, find_info
+from ghostbatch.cli import DIVERGED, is_first_rank
+from ghostbatch.cli.about import about_all, about_one
+from ghostbatch.cli.default_out import folder_of, folder_of_repeat
+from ghostbatch.cli.flags import cores, parse, print_help, take_name
+from ghostbatch.cli.words import Words, sort_words
+from ghostbatch.data import BAD_IMAGE_LIMIT, OnBadImage, find_info, is_folder
+from ghostbatch.errors import InputError
 from ghostbatch.recipe import Recipe
+from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
-from ghostbatch.study import find_recipe
-from ghostbatch.train import Record, data_bytes, estimate, find_device, train
+from ghostbatch.report.terminal import plain_console
+from ghostbatch.train import Record, data_bytes, estimate, find_device, read_header, train
 from ghostbatch.train.reference import read_drop_targets
 
 
@@ -24,8 +29,8 @@ from ghostbatch.train.reference import read_drop_targets
 class RunOptions:
     """The arguments of `train` other than the recipe."""
 
-    out: Path
-    """The run's folder; an interrupted run continues from what it holds."""
+    out: Path | None = None
+    """The run's folder; None is runs/RECIPE, with the changed fields in its name."""
     device: str | None = None
     """cpu, cuda, ...; None is the GPU if there is one."""
     threads: int | None = None
@@ -37,7 +42,7 @@ class RunOptions:
     checkpoint_updates: int | None = None
     """Largest number of updates between checkpoints; None is no limit."""
     micro: int | None = None
-    """Samples per backward pass, over all ranks: less memory for the same numbers."""
+    """Samples per backward pass, over all ranks: less memory, the same numbers up to rounding."""
     data_dir: Path | None = None
     """Folder of the data sets; None is GHOSTBATCH_DATA, or the folder data here."""
     download: bool = False
@@ -46,6 +51,8 @@ class RunOptions:
     """Processes that decode the images of a folder."""
     on_bad_image: OnBadImage = "fatal"
     """What to do with an image that cannot be read: stop, or warn and use another one."""
+    bad_image_limit: float = BAD_IMAGE_LIMIT
+    """With on_bad_image skip: largest fraction of the images that may be unreadable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +65,17 @@ class TrainOptions:
     """Print the recipe, its updates, and estimates of memory and time; run nothing."""
     tensorboard: bool = False
     """Also write the records for TensorBoard, into the run's folder."""
+    from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """Repeat the run in this folder, in place of RECIPE; other flags change its recipe."""
 
 
 def command(argv: Sequence[str]) -> None:
-    """Run one recipe and print its progress."""
-    name, rest = name_first(argv, "recipe", "train")
-    default = TrainOptions(recipe=find_recipe(name), run=RunOptions(out=Path("runs") / name))
-    options = parse(TrainOptions, rest, f"train {name}", default)
-    out = options.run.out
-    console = Console(quiet=not is_first_rank())
+    """Run one recipe and print its progress; exit with `DIVERGED` if it diverges."""
+    options, out = _read(argv)
+    run = replace(options.run, out=out)
+    console = plain_console(quiet=not is_first_rank())
     if options.dry_run:
-        _print_estimates(options.recipe, options.run, console)
+        _print_estimates(options.recipe, run, console)
         return
     board = TensorBoard(out) if options.tensorboard else None
 
@@ -80,34 +87,81 @@ def command(argv: Sequence[str]) -> None:
                 f"update {record.update:>6,}  epoch {record.epoch:>6.4g}  lr {record.lr:.3g}  "
                 f"loss {record.loss:.4f}  accuracy {record.accuracy:.2f} %  "
                 f"distance {record.distance:.2f}",
-                highlight=False,
                 soft_wrap=True,
             )
 
-    summary = train(options.recipe, **vars(options.run), on_record=show)
+    summary = train(options.recipe, **vars(run), on_record=show)
     reason = f" ({summary.reason})" if summary.reason else ""
     took = timedelta(seconds=round(summary.seconds))
+    skipped = summary.skipped_images + summary.skipped_test_images
     console.print(
         f"{summary.status}{reason}: accuracy {summary.accuracy:.2f} % after {summary.updates:,} "
-        f"updates ({summary.epochs:.4g} epochs) in {took}; {out}",
-        highlight=False,
+        f"updates ({summary.epochs:.4g} epochs) in {took}; "
+        f"{f'{skipped:,} images skipped; ' if skipped else ''}{out}",
         soft_wrap=True,
     )
+    if summary.status == "diverged":
+        raise SystemExit(DIVERGED)
+
+
+def _read(argv: Sequence[str]) -> tuple[TrainOptions, Path]:
+    """Return the options of a command, and the run's folder."""
+    words = sort_words(TrainOptions, argv, "train")
+    if "from" in words.values and not words.help:
+        return _read_repeat(words)
+    name = take_name(words, "recipe", RECIPES)
+    recipe = find_recipe(name or "f1-digits")
+    default = TrainOptions(recipe=recipe, run=RunOptions())
+    does = TrainOptions.__doc__
+    if name is None:
+        more = "The defaults below are those of f1-digits; name another recipe to see its own."
+        print_help(TrainOptions, "train RECIPE", about_all(does, "RECIPE", RECIPES, more), default)
+    about = about_one(does, name, RECIPES)
+    options = parse(TrainOptions, words.flags, f"train {name}", default, about)
+    return options, options.run.out or folder_of(name, recipe, options.recipe)
+
+
+def _read_repeat(words: Words) -> tuple[TrainOptions, Path]:
+    """Return the options that repeat the run of --from, changed by other flags, and a new folder.
+
+    Whatever changes rounding on the CPU is as it was: the threads and the micro-batch.
+    """
+    if words.names:
+        problem = f"the recipe {words.names[0]} was named, too"
+        raise InputError("from", problem, "leave out one of them")
+    path = Path(words.values["from"])
+    folder = path.parent if path.name == "run.json" else path
+    if not (folder / "run.json").is_file():
+        raise InputError("from", f"{path} holds no run", "name a folder that has a run.json")
+    try:
+        header = read_header(folder)
+    except InputError as error:
+        raise InputError("from", error.problem, "name another run") from None
+    recipe, micro = Recipe.from_dict(header["recipe"]), header.get("micro")
+    run = RunOptions(
+        device="cpu" if header["device"].startswith("cpu") else None,
+        threads=header["threads"],
+        evaluations=header.get("evaluations", RunOptions.evaluations),
+        micro=None if micro == recipe.batch else micro,
+    )
+    options = parse(TrainOptions, words.flags, "train", TrainOptions(recipe=recipe, run=run))
+    return options, options.run.out or folder_of_repeat(folder, recipe, options.recipe)
 
 
 def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     """Print the recipe, its updates, and the memory and time that it would need here."""
-    info = find_info(recipe.data)
+    info = find_info(recipe.data, recipe.image_size)
     plan = recipe.plan(info.samples)
     if recipe.hold == "distance":
         read_drop_targets(plan)  # refuses what the run would refuse
     data = "the images are decoded during the run"
-    if not (recipe.data.startswith("folder:") or recipe.data == "imagenet"):
+    if not is_folder(recipe.data):
         data = f"{data_bytes(info) / 2**20:,.0f} MiB for the data"
     device = find_device(run.device)
     needs = estimate(plan, info, device, run.micro)
     lines = {
-        **{field: str(value) for field, value in recipe.as_dict().items() if field != "regime"},
+        "folder": str(run.out),
+        **{field: _show(value) for field, value in recipe.as_dict().items() if field != "regime"},
         "rates (update)": show_rates(plan),
         "weight decay": f"{plan.regime.weight_decay:g}",
         "updates": f"{plan.updates:,}",
@@ -120,4 +174,12 @@ def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     }
     width = max(map(len, lines))
     for name, line in lines.items():
-        console.print(f"{name:<{width}}  {line}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"{name:<{width}}  {line}", soft_wrap=True)
+
+
+def _show(value: Any) -> str:
+    """Return a field of a recipe as text; an optimizer is its name and its options."""
+    if not isinstance(value, dict):
+        return str(value)
+    options = (f"{name} {option}" for name, option in value.items() if name != "kind")
+    return ", ".join([value["kind"], *options])

@@ -1,22 +1,44 @@
 """Data sets, augmentation, and the exact stream of batches."""
 
-from ghostbatch.data.catalog import DATASETS, Data, Feed, find_dataset, find_info, load, open_feed
+from ghostbatch.data.catalog import (
+    DATASETS,
+    Data,
+    Feed,
+    check_image_size,
+    find_dataset,
+    find_info,
+    is_folder,
+    load,
+    open_feed,
+)
 from ghostbatch.data.datasets import Info
 from ghostbatch.data.feed import MicroBatch, TensorFeed, to_device
-from ghostbatch.data.folder import OnBadImage
+from ghostbatch.data.folder import FolderFeed
+from ghostbatch.data.skipped import (
+    BAD_IMAGE_LIMIT,
+    OnBadImage,
+    SkippedImages,
+    check_limit,
+)
 from ghostbatch.data.stream import PermutationStream
 
 __all__ = [
+    "BAD_IMAGE_LIMIT",
     "DATASETS",
     "Data",
     "Feed",
+    "FolderFeed",
     "Info",
     "MicroBatch",
     "OnBadImage",
     "PermutationStream",
+    "SkippedImages",
     "TensorFeed",
+    "check_image_size",
+    "check_limit",
     "find_dataset",
     "find_info",
+    "is_folder",
     "load",
     "open_feed",
     "to_device",

@@ -9,7 +9,8 @@ from typing import Any
 from ghostbatch.data import readers
 from ghostbatch.data.datasets import ImageData, Info
 from ghostbatch.data.feed import TensorFeed
-from ghostbatch.data.folder import FolderData, FolderFeed, OnBadImage, list_folder
+from ghostbatch.data.folder import FolderData, FolderFeed, list_folder
+from ghostbatch.data.skipped import OnBadImage, SkippedImages
 from ghostbatch.data.synthetic import parse, synthetic
 from ghostbatch.errors import InputError, check_choice
 
@@ -71,20 +72,45 @@ def find_dataset(name: str) -> Loader:
     return DATASETS[name]
 
 
-def find_info(name: str) -> Info:
+def find_info(name: str, image_size: int | None = None) -> Info:
     """Return the sizes of a data set without reading its files; a folder is listed.
 
     >>> find_info("cifar10").samples
     50000
     """
+    check_image_size(name, image_size)
     if name in INFO:
-        return INFO[name]
-    if name.startswith("synthetic:"):
-        return parse(name.removeprefix("synthetic:"))
-    return find_dataset(name)(Path(), False).info
+        info = INFO[name]
+    elif name.startswith("synthetic:"):
+        info = parse(name.removeprefix("synthetic:"))
+    else:
+        info = find_dataset(name)(Path(), False).info
+    return info if image_size is None else replace(info, shape=(3, image_size, image_size))
 
 
-def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bool = False) -> Data:
+def is_folder(name: str) -> bool:
+    """Return whether a data set is a folder of image files, which are decoded during the run."""
+    return name == "imagenet" or name.startswith("folder:")
+
+
+def check_image_size(name: str, image_size: int | None) -> None:
+    """Refuse a size that is no number of pixels, or for a data set whose images have their own."""
+    if image_size is None:
+        return
+    if not isinstance(image_size, int) or image_size < 1:
+        problem = f"{image_size!r} is not a number of pixels"
+        raise InputError("image_size", problem, "use 224, for example")
+    if not is_folder(name):
+        problem = f"the images of {name} have a fixed size"
+        raise InputError("image_size", problem, "leave it out: only image folders take it")
+
+
+def load(
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    image_size: int | None = None,
+) -> Data:
     """Load a data set by name and check its sizes.
 
     Args:
@@ -92,11 +118,15 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bo
         data_dir: the folder that holds the data sets, in torchvision's layout; None is the
             environment variable GHOSTBATCH_DATA, or else ``data`` in the current folder.
         download: download missing files.
+        image_size: side of the images of a folder; None is 224.
 
     """
+    check_image_size(name, image_size)
     root = find_data_dir(data_dir)
     data = find_dataset(name)(root, download)
-    if name in INFO and data.info != INFO[name]:
+    if isinstance(data, FolderData) and image_size is not None:
+        data = replace(data, size=image_size)
+    if name in INFO and data.info != find_info(name, image_size):
         raise InputError(
             "data",
             f"{name} in {root} has {data.info.samples:,} + {data.info.test_samples:,} images in "
@@ -104,7 +134,21 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bo
             f"{INFO[name].test_samples:,} in {INFO[name].classes}",
             "get the complete data set, or load a part of it as folder:PATH",
         )
+    if isinstance(data, ImageData):
+        _check_labels(data, root)
     return data
+
+
+def _check_labels(data: ImageData, root: Path) -> None:
+    """Refuse labels that are no class: a loss would fail on them, on a GPU without naming them."""
+    for labels in (data.train.labels, data.test.labels):
+        wrong = labels[(labels < 0) | (labels >= data.classes)]
+        if len(wrong):
+            raise InputError(
+                "data",
+                f"{data.name} in {root} has a label {int(wrong[0])}, but {data.classes} classes",
+                "get the data set again",
+            )
 
 
 def find_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -114,9 +158,16 @@ def find_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def open_feed(
-    data: Data, *, workers: int = 2, on_bad_image: OnBadImage = "fatal", **settings: Any
+    data: Data,
+    *,
+    workers: int = 2,
+    on_bad_image: OnBadImage = "fatal",
+    skipped: SkippedImages | None = None,
+    **settings: Any,
 ) -> Feed:
     """Return the feed for this kind of data; ``settings`` are the arguments of `TensorFeed`."""
     if isinstance(data, FolderData):
-        return FolderFeed(data, workers=workers, on_bad_image=on_bad_image, **settings)
+        return FolderFeed(
+            data, workers=workers, on_bad_image=on_bad_image, skipped=skipped, **settings
+        )
     return TensorFeed(data, **settings)

@@ -14,15 +14,16 @@ from torch.utils.data import Dataset
 
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
+from ghostbatch.stop import STOP_SIGNALS
 
-RESIZE, CROP = 256, 224
-"""Shorter side after resizing, and side of the square crop."""
+SIZE = 224
+"""Default side of the square crop; the shorter side of an image is first resized to 8/7 of it."""
 
 Crop = tuple[int, float, float]
 """The number of an image, and ``top`` and ``left`` of its crop, as `decode` takes them."""
 
-Decoded = tuple[Tensor, Tensor, list[str]]
-"""A batch from a worker: images (M, 224, 224, 3), labels, and one line per unreadable file."""
+Decoded = tuple[Tensor, Tensor, list[tuple[int, str]]]
+"""A batch from a worker: images (M, size, size, 3), labels, and unreadable files with reasons."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Files:
         return len(self.paths)
 
 
-def decode(path: str, top: float, left: float) -> np.ndarray[Any, Any] | str:
-    """Return a (224, 224, 3) crop of an image whose shorter side was resized to 256.
+def decode(path: str, top: float, left: float, size: int = SIZE) -> np.ndarray[Any, Any] | str:
+    """Return a (size, size, 3) crop of an image whose shorter side was resized to 8/7 size.
 
     ``top`` and ``left`` are in [0, 1); 0.5 is the centre. Only the crop is resampled. If the file
     cannot be read, return the reason as a string.
@@ -47,14 +48,17 @@ def decode(path: str, top: float, left: float) -> np.ndarray[Any, Any] | str:
     try:
         with Image.open(path) as file:
             image = file.convert("RGB")
+    except MemoryError:
+        raise  # says nothing about the file
     except Exception as error:  # Pillow's decoders raise errors of many types
         return str(error).split(": ")[-1] or type(error).__name__
-    scale = min(image.size) / RESIZE
-    wide, high = (max(RESIZE, int(side / scale)) for side in image.size)
+    shorter = round(size * 8 / 7)
+    scale = min(image.size) / shorter
+    wide, high = (max(shorter, int(side / scale)) for side in image.size)
     across, down = image.width / wide, image.height / high
-    x, y = int(left * (wide - CROP + 1)), int(top * (high - CROP + 1))
-    box = (x * across, y * down, (x + CROP) * across, (y + CROP) * down)
-    return np.asarray(image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=box))
+    x, y = int(left * (wide - size + 1)), int(top * (high - size + 1))
+    box = (x * across, y * down, (x + size) * across, (y + size) * down)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
 @dataclass(frozen=True)
@@ -88,31 +92,34 @@ class Decoder(Dataset[Decoded]):
     files: Files
     replace_bad: bool
     """Use the next readable image instead of a bad one."""
+    size: int = SIZE
 
     def __getitem__(self, crops: Sequence[Crop]) -> Decoded:
         images, labels, problems = [], [], []
         for index, top, left in crops:
             for step in range(len(self.files) if self.replace_bad else 1):
                 chosen = (index + step) % len(self.files)
-                image = decode(self.files.paths[chosen], top, left)
+                image = decode(self.files.paths[chosen], top, left, self.size)
                 if not isinstance(image, str):
                     images.append(image)
                     labels.append(self.files.labels[chosen])
                     break
-                problems.append(f"{self.files.paths[chosen]} cannot be read ({image})")
-        stacked = np.stack(images) if images else np.zeros((0, CROP, CROP, 3), np.uint8)
+                problems.append((chosen, image))
+        stacked = np.stack(images) if images else np.zeros((0, self.size, self.size, 3), np.uint8)
         return torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.long), problems
 
 
 @dataclass(frozen=True)
 class WorkerInit:
-    """Prepares a worker process: it leaves Ctrl-C to its parent, and exits if that has ended."""
+    """Prepares a worker process: it leaves signals to its parent, and exits if that has ended."""
 
     parent: int
 
     def __call__(self, _worker: int) -> None:
-        """Ignore SIGINT, and exit if the parent has ended before this call."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # PyTorch itself handles SIGTERM
+        """Ignore stop signals, and exit if the parent has ended before this call."""
+        for number in STOP_SIGNALS:
+            if number != signal.SIGTERM:  # which PyTorch itself handles
+                signal.signal(number, signal.SIG_IGN)
         gc.freeze()  # a worker must not finalise loaders inherited from its parent
         if os.getppid() != self.parent:
             os._exit(0)

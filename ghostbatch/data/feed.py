@@ -57,6 +57,9 @@ class TensorFeed:
 
     """
 
+    test_batch = 1000
+    """Images of a batch of the test set."""
+
     def __init__(
         self,
         data: ImageData,
@@ -89,7 +92,7 @@ class TensorFeed:
             yield MicroBatch(where, self._normalise(images), self._train.labels[chosen])
 
     def test_batches(
-        self, size: int = 1000, start: int = 0, step: int = 1
+        self, size: int = test_batch, start: int = 0, step: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of the test set in order: every ``step``-th one from ``start`` on."""
         for first in range(start * size, len(self._test), step * size):

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,13 +18,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ghostbatch.data.datasets import Info
-from ghostbatch.data.decode import CROP, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
+from ghostbatch.data.decode import SIZE, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
 from ghostbatch.data.feed import MicroBatch, Normalise, to_device
+from ghostbatch.data.skipped import OnBadImage, SkippedImages
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
 from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning
-
-OnBadImage = Literal["fatal", "skip"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".tif", ".tiff"})
 SAMPLE = 1000
@@ -42,11 +40,13 @@ class FolderData:
     test: Files
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     """Mean and deviation of each channel; estimated if None."""
+    size: int = SIZE
+    """Side of the images that the network sees."""
 
     @property
     def info(self) -> Info:
         """The sizes that the network sees."""
-        return Info(len(self.train), len(self.test), self.classes, (3, CROP, CROP))
+        return Info(len(self.train), len(self.test), self.classes, (3, self.size, self.size))
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,7 @@ class FolderData:
             mean, deviation = (torch.tensor(p, dtype=torch.float64) for p in self.pixels)
             return mean, deviation
         order = torch.randperm(len(self.train), generator=generator(0, "pixels"))[:SAMPLE]
-        crops = [decode(self.train.paths[i], 0.5, 0.5) for i in order.tolist()]
+        crops = [decode(self.train.paths[i], 0.5, 0.5, self.size) for i in order.tolist()]
         good = [crop for crop in crops if not isinstance(crop, str)]  # the feed reports the others
         if not good:
             raise InputError("data", f"no image of {self.name} can be read", "check its files")
@@ -110,8 +110,12 @@ class FolderFeed:
         augment: crop the training images at random and flip half of them.
         workers: number of worker processes.
         on_bad_image: "fatal" raises an error; "skip" warns and uses the next image instead.
+        skipped: where to note the images that are skipped.
 
     """
+
+    test_batch = 250
+    """Images of a batch of the test set."""
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class FolderFeed:
         dtype: torch.dtype,
         workers: int = 2,
         on_bad_image: OnBadImage = "fatal",
+        skipped: SkippedImages | None = None,
     ) -> None:
         self.crops = Crops(PermutationStream(len(data.train), batch, seed), augment)
         self.data, self.device = data, device
@@ -132,7 +137,7 @@ class FolderFeed:
         self._decoded: Iterator[Decoded] | None = None
         self._next: tuple[int, tuple[slice, ...]] | None = None
         """Update and positions of the batch that ``_decoded`` yields next."""
-        self._warned: set[str] = set()
+        self._skipped = skipped or SkippedImages()
 
     def micro_batches(self, update: int, positions: Sequence[slice]) -> Iterator[MicroBatch]:
         """Yield the given positions of one training batch, one micro-batch per slice.
@@ -143,11 +148,11 @@ class FolderFeed:
         if self._decoded is None or self._next != (update, slices):
             self.close()
             crops = self.crops.starting_at(update, slices)
-            self._decoded = self._loader(Decoder(self.data.train, self.skip), crops)
+            self._decoded = self._loader(Decoder(self.data.train, self.skip, self.data.size), crops)
         self._next = None  # until the caller has taken every micro-batch
         flips = self.crops.draw(update)[2]
         for where in slices:
-            images, labels = self._to_device(next(self._decoded))
+            images, labels = self._to_device(next(self._decoded), "train")
             if self.crops.augment:
                 flip = to_device(flips[where], self.device).view(-1, 1, 1, 1) < 0.5
                 images = torch.where(flip, images.flip(3), images)
@@ -155,14 +160,15 @@ class FolderFeed:
         self._next = (update + 1, slices)
 
     def test_batches(
-        self, size: int = 250, start: int = 0, step: int = 1
+        self, size: int = test_batch, start: int = 0, step: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of centre crops of the test set: every ``step``-th from ``start`` on."""
         numbers = range(len(self.data.test))
         firsts = numbers[start * size :: step * size]
         crops = ([(i, 0.5, 0.5) for i in numbers[first : first + size]] for first in firsts)
-        for decoded in self._loader(Decoder(self.data.test, replace_bad=False), crops):
-            images, labels = self._to_device(decoded)
+        decoder = Decoder(self.data.test, replace_bad=False, size=self.data.size)
+        for decoded in self._loader(decoder, crops):
+            images, labels = self._to_device(decoded, "test")
             yield self._normalise(images), labels
 
     def close(self) -> None:
@@ -180,15 +186,16 @@ class FolderFeed:
         )
         return iter(loader)
 
-    def _to_device(self, decoded: Decoded) -> tuple[Tensor, Tensor]:
+    def _to_device(self, decoded: Decoded, part: str) -> tuple[Tensor, Tensor]:
         """Return images and labels on the device; raise or warn about unreadable files."""
         images, labels, problems = decoded
-        if problems and not self.skip:
-            raise RankLocalError(
-                "data", problems[0], "replace or remove it, or set on_bad_image to skip"
-            )
-        for problem in sorted(set(problems) - self._warned):
-            warnings.warn(f"{problem}; it is skipped", RankLocalWarning, stacklevel=3)
-        self._warned.update(problems)
+        files = getattr(self.data, part)
+        for number, reason in problems:
+            problem = f"{files.paths[number]} cannot be read ({reason})"
+            if not self.skip:
+                remedy = "replace or remove it, or set on_bad_image to skip"
+                raise RankLocalError("data", problem, remedy)
+            if self._skipped.add(part, number, len(files)):
+                warnings.warn(f"{problem}; it is skipped", RankLocalWarning, stacklevel=3)
         images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         return images, labels.to(self.device, non_blocking=True)

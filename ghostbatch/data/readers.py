@@ -15,6 +15,7 @@ import torch
 from ghostbatch.data.augment import PadCropFlip
 from ghostbatch.data.datasets import ImageData, Split
 from ghostbatch.errors import InputError
+from ghostbatch.files import no_empty_folders
 from ghostbatch.optional import import_torchvision
 
 
@@ -58,7 +59,7 @@ def _load_idx(name: str, kind: str, data_dir: Path, download: bool) -> ImageData
     packed = [folder / file for file, _ in reader.resources]
     plain = [path.with_suffix("") for path in packed]
     if download:
-        _download(name, reader, data_dir)
+        _download(name, reader, data_dir, folder)
     if all(path.exists() for path in plain):
         train, test = _read(name, reader, data_dir, folder)
     elif all(path.exists() for path in packed):
@@ -92,7 +93,7 @@ def _load_cifar(name: str, kind: str, data_dir: Path, download: bool) -> ImageDa
     sums = dict([*reader.train_list, *reader.test_list])
     sums[reader.meta["filename"]] = reader.meta["md5"]
     if download:
-        _download(name, reader, data_dir)
+        _download(name, reader, data_dir, folder)
     if not all((folder / file).exists() for file in sums):
         raise _missing(name, [folder / file for file in sums])
     intact = torchvision.datasets.utils.check_integrity
@@ -120,9 +121,10 @@ def _read(name: str, reader: Any, root: Path, folder: Path) -> tuple[Any, Any]:
         raise _damaged(name, folder, _one_line(e)) from None
 
 
-def _download(name: str, reader: Any, root: Path) -> None:
+def _download(name: str, reader: Any, root: Path, folder: Path) -> None:
     try:
-        reader(root, download=True)
+        with no_empty_folders(folder):  # torchvision makes it first
+            reader(root, download=True)
     except (RuntimeError, OSError) as error:
         raise InputError(
             "data",

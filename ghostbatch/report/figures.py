@@ -86,7 +86,7 @@ def draw_figures(results: Results, folder: Path) -> list[Plot]:
             plot, name = KINDS[kind](groups), kind
             if len(drawn) > 1:
                 plot = replace(plot, caption=f"{row}: {plot.caption}")
-                name = f"{row.replace(' ', '-')}-{kind}"
+                name = re.sub(r"[^\w.+-]+", "-", f"{row}-{kind}")  # a row may hold a path
             plot.write(folder, name)
             plots.append(plot)
     return plots
@@ -97,7 +97,7 @@ def _errors(groups: list[Group], unit: str) -> Plot:
     for group, colour in _coloured(groups):
         for split, line in (("train", ":"), ("validation", "-")):
             t, accuracy = _curves(group, split, unit, "accuracy")
-            label = group.column if split == "validation" else None
+            label = _label(group) if split == "validation" else None
             axes.plot(t, (100 - accuracy).mean(0), line, color=colour, label=label, lw=1.5)
             if split == "validation":
                 _band(axes, t, 100 - accuracy, colour)
@@ -118,7 +118,7 @@ def _distance(groups: list[Group]) -> Plot:
     slopes = []
     for group, colour in _coloured(groups):
         t, distance = _curves(group, "train", "update", "distance")
-        axes.plot(t, distance.mean(0), "o", color=colour, ms=2.5, label=group.column)
+        axes.plot(t, distance.mean(0), "o", color=colour, ms=2.5, label=_label(group))
         _band(axes, t, distance, colour)
         first = t <= (end := _first_phase_end(group))
         if first.sum() >= 4:
@@ -158,7 +158,7 @@ def _accuracy_by_distance(groups: list[Group]) -> Plot:
         accuracy = np.array(group.over_seeds(lambda s: s.accuracy))
         across, up = (each.std(ddof=min(1, len(each) - 1)) for each in (distance, accuracy))
         means = distance.mean(), accuracy.mean()
-        axes.errorbar(*means, up, across, "o", color=colour, label=group.column)
+        axes.errorbar(*means, up, across, "o", color=colour, label=_label(group))
         drops = group.runs[0].plan.drop_updates
         if not drops:
             problem = f"accuracy-by-distance needs a drop of the rate, and {group.column} has none"
@@ -235,6 +235,11 @@ def _band(axes: Axes, t: np.ndarray, values: np.ndarray, colour: str) -> None:
     if len(values) > 1:
         middle, deviation = values.mean(0), values.std(0, ddof=1)
         axes.fill_between(t, middle - deviation, middle + deviation, color=colour, alpha=0.2, lw=0)
+
+
+def _label(group: Group) -> str:
+    """Return the column's name for a legend; matplotlib reads text between dollars as a formula."""
+    return group.column.replace("$", r"\$")
 
 
 def _coloured(groups: list[Group]) -> Iterator[tuple[Group, str]]:

@@ -5,7 +5,7 @@ from datetime import timedelta
 from math import inf
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 
 from ghostbatch.report.table import HEADERS, Table
@@ -13,10 +13,19 @@ from ghostbatch.study import Cell, Event
 from ghostbatch.train import Record
 
 
+def plain_console(quiet: bool = False) -> Console:
+    """Return a console that prints text as it is: names of folders may look like markup."""
+    return Console(quiet=quiet, markup=False, emoji=False, highlight=False)
+
+
 def progress_bars(console: Console) -> Progress:
     """Return bars, each with two texts and the time left; they are shown in a terminal only."""
+    name, steps, note = (
+        TextColumn(f"{{task.{text}}}", markup=False)
+        for text in ("description", "fields[steps]", "fields[note]")
+    )
     return Progress(
-        *("{task.description}", BarColumn(24), "{task.fields[steps]}", "{task.fields[note]}"),
+        *(name, BarColumn(24), steps, note),
         TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
         refresh_per_second=4,
@@ -38,6 +47,14 @@ class StudyProgress:
         self._running: dict[Cell, TaskID] = {}
         self._work: dict[Cell, float] = {}
         self._ended = 0
+
+    def start(self, jobs: int, runs: int) -> None:
+        """Show that workers are being started, which takes seconds, if there are runs to do."""
+        workers = min(jobs, runs)
+        line = f"starting {workers} worker{'' if workers == 1 else 's'}"
+        self._bars.update(self._all, steps=line if runs else "")
+        if runs and self._bars.disable:
+            self._bars.console.print(line, highlight=False)
 
     def on_event(self, cell: Cell, event: Event) -> None:
         """Show a record or the summary of a run."""
@@ -61,7 +78,7 @@ class StudyProgress:
         if self._bars.disable:
             accuracy = "diverged" if event.status == "diverged" else f"{event.accuracy:.1f} %"
             line = f"[{self._ended}/{len(self._cells)}] {cell.name}: {accuracy}, {self._time()}"
-            self._bars.console.print(line, highlight=False)
+            self._bars.console.print(line)
 
     def _note_work(self, cell: Cell, samples: float) -> None:
         self._work[cell] = samples
@@ -80,7 +97,7 @@ class StudyProgress:
 def instrument_progress(name: str, bars: Progress) -> Callable[[int, int], None]:
     """Show an instrument: in a terminal a bar, elsewhere a line; return `measure`'s callback."""
     if bars.disable:
-        bars.console.print(f"measuring: {name}", highlight=False)
+        bars.console.print(f"measuring: {name}")
     task = bars.add_task(name, steps="", note="")
 
     def on_progress(done: int, total: int) -> None:

@@ -1,9 +1,9 @@
 """The paper's tables and figures, declared, and the runner that executes their cells."""
 
+from ghostbatch.recipes import PROVISIONAL, RECIPES, find_recipe
 from ghostbatch.study.executor import Event, Where, WorkerDied
 from ghostbatch.study.instruments import Instrument, measure
 from ghostbatch.study.manifest import read_study
-from ghostbatch.study.recipes import PROVISIONAL, RECIPES, find_recipe
 from ghostbatch.study.runner import run_study
 from ghostbatch.study.studies import STUDIES, Cell, Row, Study, find_study
 

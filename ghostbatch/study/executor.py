@@ -7,13 +7,20 @@ cluster, say) is one more class with these two methods.
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ghostbatch.recipe import Recipe
 from ghostbatch.train import OnRecord, Record, Summary, train
 
 Event = Record | Summary
 """A job yields records while it runs, and its summary at the end."""
+
+
+class LogLine(NamedTuple):
+    """What a worker logged, for the study's process to log."""
+
+    level: int
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Runs jobs in worker processes of this machine."""
 
+import logging
 import os
 import pickle
 import subprocess
@@ -9,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO, cast
 
-from ghostbatch.study.executor import Event, Job, WorkerDied
+from ghostbatch.study.executor import Event, Job, LogLine, WorkerDied
 from ghostbatch.train import Record
 
+LOGGER = logging.getLogger(__name__)
 PATIENCE = 20.0
 """Seconds that workers get for their last checkpoint."""
 
@@ -57,8 +59,11 @@ class LocalExecutor:
     def _events(self, job: Job, worker: Worker) -> Iterator[Event]:
         stdout = cast(IO[bytes], worker.stdout)
         try:
-            while isinstance(reply := pickle.load(stdout), Record):  # noqa: S301 (from our process)
-                yield reply
+            while isinstance(reply := pickle.load(stdout), Record | LogLine):  # noqa: S301 (ours)
+                if isinstance(reply, LogLine):
+                    LOGGER.log(reply.level, "%s", reply.text)
+                else:
+                    yield reply
         except (EOFError, pickle.UnpicklingError):
             raise WorkerDied(job) from None
         if job.where.device == "cpu":

@@ -11,7 +11,7 @@ from threading import Thread
 import torch
 
 from ghostbatch.data import find_info
-from ghostbatch.errors import check_positive
+from ghostbatch.errors import check_positive, check_seconds
 from ghostbatch.files import locked
 from ghostbatch.study.executor import Event, Executor, Job, Where
 from ghostbatch.study.local import LocalExecutor
@@ -51,6 +51,7 @@ def run_study(
 
     """
     check_positive(jobs=jobs, threads=where.threads, micro=where.micro)
+    check_seconds(checkpoint_seconds=where.checkpoint_seconds)
     if where.device is not None:
         find_device(where.device)  # refuses one that is not there
     held_part(study, cells, read_study(out))  # refuses the folder of another study
@@ -84,7 +85,8 @@ def run_cells(
             on_event(cell, summary)
         else:
             waiting.append(cell)
-    shapes = {data: find_info(data).shape for data in {cell.recipe.data for cell in waiting}}
+    images = {(cell.recipe.data, cell.recipe.image_size) for cell in waiting}
+    shapes = {image: find_info(*image).shape for image in images}
     mail: SimpleQueue[tuple[Cell, Message]] = SimpleQueue()
     running: dict[Cell, tuple[str, float]] = {}
     while waiting or running:
@@ -97,7 +99,7 @@ def run_cells(
                 warnings.warn(line, stacklevel=2)
                 continue
             micro = where.micro if recipe.ghost and recipe.batch > (where.micro or 0) else None
-            share = gpu_share(micro or recipe.batch, shapes[recipe.data])
+            share = gpu_share(micro or recipe.batch, shapes[recipe.data, recipe.image_size])
             device = None if recipe.reference in unfinished else placement.take(share)
             if device is not None:
                 waiting.remove(cell)

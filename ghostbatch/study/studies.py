@@ -9,8 +9,8 @@ from ghostbatch.data import find_info
 from ghostbatch.errors import check_choice
 from ghostbatch.optim import Regime
 from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.recipes import find_recipe
 from ghostbatch.study.instruments import Instrument
-from ghostbatch.study.recipes import find_recipe
 
 Step = Callable[[Recipe], Recipe]
 

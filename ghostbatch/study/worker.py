@@ -4,30 +4,40 @@ It ends when its stdin closes. The study holds the other end, so its workers end
 after kill -9. The job that was running continues from its checkpoint next time.
 """
 
+import logging
 import os
 import pickle
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
-from threading import Thread
+from threading import RLock, Thread
 
 import torch
 
 from ghostbatch.errors import InputError
-from ghostbatch.study.executor import Event, Job
+from ghostbatch.stop import STOP_SIGNALS
+from ghostbatch.study.executor import Event, Job, LogLine
 from ghostbatch.train import find_device
 
 
 def main() -> None:
     """Run jobs until stdin closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study handles Ctrl-C
+    for number in STOP_SIGNALS:  # the study handles them, and ends its workers by SIGTERM
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that no print mixes with the replies
 
-    def reply(message: Event | Exception) -> None:
-        pickle.dump(message, replies)
-        replies.flush()
+    lock = RLock()  # a thread of PyTorch's may log
 
+    def reply(message: Event | LogLine | Exception) -> None:
+        with lock:
+            pickle.dump(message, replies)
+            replies.flush()
+
+    _forward_log(reply)
     jobs: SimpleQueue[Job] = SimpleQueue()
     Thread(target=_listen, args=(jobs,), daemon=True).start()
     while True:
@@ -41,6 +51,19 @@ def main() -> None:
             return
         except (InputError, OSError) as error:
             reply(error)
+
+
+def _forward_log(reply: Callable[[LogLine], None]) -> None:
+    """Reply with what this package logs, from level INFO on."""
+
+    class Forward(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            with suppress(BrokenPipeError):  # the study is gone, which the next reply notices
+                reply(LogLine(record.levelno, record.getMessage()))
+
+    logger = logging.getLogger("ghostbatch")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Forward())
 
 
 def _listen(jobs: SimpleQueue[Job]) -> None:

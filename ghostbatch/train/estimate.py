@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ghostbatch.data import Info
 from ghostbatch.recipe import Plan
+from ghostbatch.train.evaluate import check_outputs
 from ghostbatch.train.split import split_batch
 from ghostbatch.train.state import State, autocast, parameter_dtype
 
@@ -34,6 +35,7 @@ def estimate(plan: Plan, info: Info, device: torch.device, micro: int | None = N
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
         state = State(plan, info, device)
         split = split_batch(recipe, state.model, micro, world=1)
+        check_outputs(state, info)
         samples = min(split.shard, PROBE)
         layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         images = torch.randn(

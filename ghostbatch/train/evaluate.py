@@ -1,4 +1,4 @@
-"""Loss and accuracy on the test set."""
+"""Loss and accuracy on the test set, and the check that a network has an output for every class."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ghostbatch.data import Info
+from ghostbatch.errors import InputError
 from ghostbatch.train.ranks import Ranks
+from ghostbatch.train.state import State, autocast, parameter_dtype
 
 
 @torch.no_grad()
@@ -15,18 +18,43 @@ def evaluate(
     batches: Iterable[tuple[Tensor, Tensor]],
     autocast: torch.autocast,
     ranks: Ranks,
+    at_a_time: int | None = None,
 ) -> tuple[float, float]:
-    """Return mean loss and accuracy in percent over all ranks' batches; keep the model's mode."""
+    """Return mean loss and accuracy in percent over all ranks' batches; keep the model's mode.
+
+    The network sees ``at_a_time`` samples of a batch; losses are summed over a batch, so that
+    the sums do not depend on it.
+    """
     training = model.training
     model.eval()
     device = next(model.parameters()).device
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # of losses, correct answers, samples
     for images, labels in batches:
         with autocast:
-            outputs = model(images)
+            parts = images.split(at_a_time or max(1, len(images)))
+            outputs = torch.cat([model(part) for part in parts])
         losses = F.cross_entropy(outputs.double(), labels, reduction="none")
         correct = outputs.argmax(1) == labels
         sums += torch.stack([losses, correct, torch.ones_like(losses)]).sum(1)
     model.train(training)
     loss, correct, samples = ranks.sum(sums).tolist()
     return loss / samples, 100 * correct / samples
+
+
+@torch.no_grad()
+def check_outputs(state: State, info: Info) -> None:
+    """Refuse a network that does not return a score for each class; it sees two empty images."""
+    model, recipe = state.model, state.plan.recipe
+    images = torch.zeros((2, *info.shape), device=state.device, dtype=parameter_dtype(recipe))
+    training = model.training
+    model.eval()
+    with autocast(recipe, state.device):
+        outputs = model(images)
+    model.train(training)
+    found = f"a {type(outputs).__name__}"
+    if isinstance(outputs, Tensor):
+        if outputs.ndim == 2 and outputs.shape[0] == 2 and outputs.shape[1] >= info.classes:
+            return
+        found = f"outputs of shape {tuple(outputs.shape)} for two images"
+    problem = f"{recipe.model} returns {found}, but {recipe.data} has {info.classes} classes"
+    raise InputError("model", problem, "let it return one score per class for each image")

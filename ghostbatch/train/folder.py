@@ -43,8 +43,11 @@ class RunFolder:
         """Return what `begin` wrote; empty for a new run."""
         return read_header(self.path) if self._run.exists() else {}
 
-    def begin(self, device: torch.device, threads: int) -> int:
-        """Write ``run.json`` of a new run; return the thread count that the run started with."""
+    def begin(self, device: torch.device, threads: int, **how: int) -> int:
+        """Write ``run.json`` of a new run; return the thread count that the run started with.
+
+        ``how`` are other numbers that a repetition needs: its micro-batch and its evaluations.
+        """
         header = self.header()
         if not header:
             processor = f"{device.type} ({platform.machine()})"
@@ -60,6 +63,7 @@ class RunFolder:
                 },
                 "device": processor,
                 "threads": threads,
+                **how,
                 "commit": _commit(),
             }
             with atomic_file(self._run) as file:

@@ -4,14 +4,16 @@ import time
 from math import isfinite
 from typing import Any
 
-from ghostbatch.data import Feed
+from ghostbatch.data import Feed, FolderFeed
 from ghostbatch.nn import sync_statistics
 from ghostbatch.train.divergence import find_nonfinite
 from ghostbatch.train.evaluate import evaluate
+from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.monitor import Reading
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.record import OnRecord, Record, Recorder, Status, Summary
+from ghostbatch.train.split import BatchSplit, evaluation_remedy
 from ghostbatch.train.state import State, autocast
 from ghostbatch.train.update import Update
 
@@ -23,6 +25,7 @@ class Journal:
         self,
         state: State,
         feed: Feed,
+        split: BatchSplit,
         ranks: Ranks,
         folder: RunFolder,
         kept_bytes: int,
@@ -32,6 +35,7 @@ class Journal:
         on_record: OnRecord | None,
     ) -> None:
         self.state, self.feed, self.ranks, self.folder = state, feed, ranks, folder
+        self.split = split
         self.plan = state.plan
         self.checkpoint_seconds, self.checkpoint_updates = checkpoint_seconds, checkpoint_updates
         self.recorder = Recorder(folder.metrics, kept_bytes, on_record) if ranks.rank == 0 else None
@@ -42,12 +46,22 @@ class Journal:
     def record_training(self) -> None:
         """Record the means over the updates since the last training record."""
         self._write(split="train", **self.state.monitor.means())
+        self._share_skipped()
+
+    def _share_skipped(self) -> None:
+        """Tell all ranks which images any of them has skipped."""
+        if isinstance(self.feed, FolderFeed) and self.feed.skip:
+            for numbers in self.state.skipped.parts.values():
+                numbers.update(self.ranks.union(numbers))
 
     def record_validation(self) -> Record:
         """Evaluate on the test set, record and return the result."""
         batches = self.feed.test_batches(start=self.ranks.rank, step=self.ranks.world)
         arithmetic = autocast(self.plan.recipe, self.state.device)
-        loss, accuracy = evaluate(self.state.model, batches, arithmetic, self.ranks)
+        shard = min(self.split.eval_shard or self.feed.test_batch, self.feed.test_batch)
+        problem = f"an evaluation of {shard} samples at a time does not fit into the memory"
+        with explain_faults("micro", problem, evaluation_remedy(self.split, shard)):
+            loss, accuracy = evaluate(self.state.model, batches, arithmetic, self.ranks, shard)
         self._validation = self._write(split="validation", loss=loss, accuracy=accuracy)
         return self._validation
 
@@ -108,6 +122,8 @@ class Journal:
 
     def _end(self, last: Record, status: Status, reason: str | None = None) -> Summary:
         """Write the summary, which comes last of all files."""
+        self._share_skipped()
+        skipped = self.state.skipped.parts
         summary = Summary(
             status=status,
             accuracy=last.accuracy,
@@ -117,6 +133,8 @@ class Journal:
             distance=last.distance,
             seconds=time.monotonic() - self._began,
             reason=reason,
+            skipped_images=len(skipped["train"]),
+            skipped_test_images=len(skipped["test"]),
         )
 
         return self.ranks.on_rank_zero(lambda: self.folder.end(summary))

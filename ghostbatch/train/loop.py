@@ -5,24 +5,35 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
-from ghostbatch.data import Data, Feed, OnBadImage, load, open_feed
+from ghostbatch.data import (
+    BAD_IMAGE_LIMIT,
+    Data,
+    Feed,
+    OnBadImage,
+    check_limit,
+    load,
+    open_feed,
+)
 from ghostbatch.diagnostics import DistanceScheduler, log_spaced
-from ghostbatch.errors import InputError, RankLocalError, check_positive
+from ghostbatch.errors import InputError, RankLocalError, check_positive, check_seconds
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.recipes import find_recipe
+from ghostbatch.train.evaluate import check_outputs
+from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.journal import Journal
 from ghostbatch.train.ranks import Ranks, joined
 from ghostbatch.train.record import OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
-from ghostbatch.train.split import BatchSplit, explain_out_of_memory, split_batch
+from ghostbatch.train.split import BatchSplit, memory_remedy, split_batch
 from ghostbatch.train.state import State, parameter_dtype
+from ghostbatch.train.temporary import temporary_folder
 from ghostbatch.train.update import Update
 
 READ_EVERY = {"cpu": 1, "cuda": 20}
@@ -30,7 +41,7 @@ READ_EVERY = {"cpu": 1, "cuda": 20}
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | str,
     *,
     out: str | Path | None = None,
     device: str | torch.device | None = None,
@@ -43,16 +54,17 @@ def train(
     download: bool = False,
     workers: int = 2,
     on_bad_image: OnBadImage = "fatal",
+    bad_image_limit: float = BAD_IMAGE_LIMIT,
     on_record: OnRecord | None = None,
 ) -> Summary:
     """Run a recipe to its end, or continue the run that its folder holds; return the summary.
 
     Under torchrun, or inside a process group, this is one run on all ranks, with the same numbers
-    as on one rank. After a SIGINT or SIGTERM the run finishes its update (several GPUs: at most
-    `READ_EVERY` updates), saves and stops; a second signal stops it at once.
+    as on one rank. After a SIGINT, SIGTERM, SIGHUP or SIGUSR1 the run finishes its update (several
+    GPUs: at most `READ_EVERY` updates), saves and stops; a second signal stops it at once.
 
     Args:
-        recipe: decides every number.
+        recipe: decides every number; or the name of a recipe, such as "f1-digits".
         out: folder of the run, on the first rank; None uses a temporary one.
         device: "cpu", "cuda", ...; None is the GPU if there is one, one for each rank.
         micro: samples per backward pass, over all ranks; saves memory, keeps the numbers.
@@ -64,17 +76,28 @@ def train(
         download: download the data set if it is missing.
         workers: processes that decode the images of a folder.
         on_bad_image: "fatal" ends the run at an unreadable image; "skip" warns and takes another.
+        bad_image_limit: largest fraction of the images, of each part, that may be skipped.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
 
     """
+    recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     where = find_device(device)
     counts = {"threads": threads, "evaluations": evaluations, "workers": workers}
     check_positive(**counts, checkpoint_updates=checkpoint_updates)
+    check_seconds(checkpoint_seconds=checkpoint_seconds)
+    check_limit(bad_image_limit)
+    if out == "":  # Python takes it for the current folder
+        raise InputError("out", "the path is empty", "name a folder, or use None")
     generators = [] if where.type == "cpu" else [where]
     with joined(where) as ranks, torch.random.fork_rng(devices=generators):
-        data = _load(recipe.data, data_dir, download, ranks)
-        state = State(recipe.plan(data.info.samples), data.info, where)
-        split = split_batch(recipe, state.model, micro, ranks.world)
+        data = _load(recipe, data_dir, download, ranks)
+        plan = recipe.plan(data.info.samples)
+        problem = f"{recipe.model} does not fit into the memory of {where}"
+        with explain_faults("model", problem, "use a smaller network, or another device"):
+            state = State(plan, data.info, where)
+            split = split_batch(recipe, state.model, micro, ranks.world)
+            check_outputs(state, data.info)
+        state.skipped.limit = bad_image_limit
         make_feed = partial(open_feed, data, workers=workers, on_bad_image=on_bad_image)
         make_journal = partial(
             Journal,
@@ -82,7 +105,7 @@ def train(
             checkpoint_updates=checkpoint_updates,
             on_record=on_record,
         )
-        with _open_folder(state.plan, out, ranks) as folder:
+        with _open_folder(plan, out, ranks) as folder:
             return _continue(
                 state, split, ranks, folder, make_feed, make_journal, threads, evaluations
             )
@@ -105,19 +128,24 @@ def _continue(
     if split.needs_full_batch and ranks.world > 1:
         to_cross_rank(state.model)
     kept_bytes = _restore(state, folder, ranks)  # may refuse; nothing is written before
-    feed = make_feed(
-        batch=recipe.batch,
-        seed=recipe.seed,
-        augment=recipe.augment,
-        device=device,
-        dtype=parameter_dtype(recipe),
-    )
+    with explain_faults("data", *_data_does_not_fit(recipe, device)):
+        feed = make_feed(
+            batch=recipe.batch,
+            seed=recipe.seed,
+            augment=recipe.augment,
+            device=device,
+            dtype=parameter_dtype(recipe),
+            skipped=state.skipped,
+        )
     count = threads or torch.get_num_threads()
+    how = {"micro": split.micro, "evaluations": evaluations}
+    problem = f"{split.shard} samples at a time do not fit into this device's memory"
     with (
+        explain_faults("micro", problem, memory_remedy(split)),
         closing(feed),
-        _threads(ranks.on_rank_zero(lambda: folder.begin(device, count))),
+        _threads(ranks.on_rank_zero(lambda: folder.begin(device, count, **how))),
         closing(Update(state, feed, split, ranks)) as update,
-        closing(make_journal(state, feed, ranks, folder, kept_bytes)) as journal,
+        closing(make_journal(state, feed, split, ranks, folder, kept_bytes)) as journal,
         Signals(launched=ranks.world > 1) as signals,
     ):
         return _run(update, journal, signals, evaluations)
@@ -132,8 +160,7 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
         journal.record_validation()
     while state.update < state.end:
         stop = signals.noted is not None
-        with explain_out_of_memory(update.split):
-            update(stop=stop)
+        update(stop=stop)
         last = state.update == state.end
         log = last or state.update in log_updates or state.update in state.drops
         stop = stop and update.ranks.world == 1  # with more, all must read at the same update
@@ -192,13 +219,26 @@ def find_device(name: str | torch.device | None) -> torch.device:
     return device
 
 
-def _load(name: str, data_dir: str | Path | None, download: bool, ranks: Ranks) -> Data:
+def _load(recipe: Recipe, data_dir: str | Path | None, download: bool, ranks: Ranks) -> Data:
     """Load the data set on every rank; one rank of each machine downloads it first if asked to."""
     if download and ranks.world > 1:
         downloads = os.environ.get("LOCAL_RANK", "0") == "0"
-        ranks.all_or_none(lambda: load(name, data_dir, download=True) if downloads else None)
+        ranks.all_or_none(lambda: load(recipe.data, data_dir, True) if downloads else None)
         download = False
-    return ranks.all_or_none(lambda: load(name, data_dir, download))
+
+    def ask() -> Data:
+        with explain_faults("data", *_data_does_not_fit(recipe, torch.device("cpu"))):
+            return load(recipe.data, data_dir, download, recipe.image_size)
+
+    return ranks.all_or_none(ask)
+
+
+def _data_does_not_fit(recipe: Recipe, device: torch.device) -> tuple[str, str]:
+    """Return the problem and the remedy of a data set that is too large."""
+    return (
+        f"{recipe.data} does not fit into the memory of {device}",
+        "use a device with more memory, or read its images from a folder (folder:PATH)",
+    )
 
 
 @contextmanager
@@ -208,7 +248,7 @@ def _open_folder(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[R
 
         def open_it() -> RunFolder:
             if out is None:
-                return RunFolder(Path(stack.enter_context(TemporaryDirectory())), plan)
+                return RunFolder(stack.enter_context(temporary_folder()), plan)
             folder = RunFolder(Path(out), plan)
             if plan.recipe.hold == "distance" and not folder.begun():
                 read_drop_targets(plan)  # may refuse; the folder does not exist yet

@@ -75,6 +75,14 @@ class Ranks:
         dist.all_gather_object(everyone, found)
         return min(filter(None, everyone), default=None)
 
+    def union(self, mine: set[int]) -> set[int]:
+        """Return the numbers that any rank has."""
+        if self.world == 1:
+            return mine
+        everyone: list[Any] = [None] * self.world
+        dist.all_gather_object(everyone, mine)
+        return set().union(*everyone)
+
     def parallel(self, model: nn.Module) -> nn.Module:
         """Wrap the model in DDP if there are several ranks; buffers need no broadcast."""
         if self.world == 1:

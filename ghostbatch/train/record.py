@@ -53,6 +53,10 @@ class Summary:
     seconds: float
     reason: str | None = None
     """Of a diverged run: the update, the layer where it began, and the remedy."""
+    skipped_images: int = 0
+    """Training images that could not be read and were replaced by others."""
+    skipped_test_images: int = 0
+    """Test images that could not be read and were left out of the accuracy."""
 
 
 OnRecord = Callable[[Record], None]

@@ -1,10 +1,12 @@
-"""SIGINT and SIGTERM during a run: handled after the current update is finished and saved."""
+"""Stop signals during a run: handled after the current update is finished and saved."""
 
 import signal
 import threading
 import time
 from types import FrameType
 from typing import Any
+
+from ghostbatch.stop import STOP_SIGNALS
 
 REPEATED = 1.0
 """Seconds within which a launcher may repeat a signal that its ranks have already received."""
@@ -27,7 +29,7 @@ class Signals:
     def __enter__(self) -> "Signals":
         """Install the handlers, in the main thread only, for signals that are not ignored."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOP_SIGNALS:
                 handler = signal.getsignal(number)
                 if handler not in (None, signal.SIG_IGN):
                     self._handlers[number] = handler

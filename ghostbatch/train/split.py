@@ -1,14 +1,11 @@
 """How a batch is split: into micro-batches first, then each micro-batch over the ranks."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ghostbatch.errors import InputError, RankLocalError
+from ghostbatch.errors import InputError
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.recipe import Recipe
 
@@ -27,6 +24,8 @@ class BatchSplit:
     """The shard of a rank must be a multiple of this: the ghost size, or 1 without batch norm."""
     needs_full_batch: bool = False
     """Whether plain batch norm needs the batch in one backward pass."""
+    is_given: bool = False
+    """Whether ``micro`` was asked for; it then limits the samples of an evaluation, too."""
 
     @property
     def shard(self) -> int:
@@ -42,19 +41,26 @@ class BatchSplit:
         starts = range(rank * self.shard, self.batch, self.micro)
         return [slice(start, start + self.shard) for start in starts]
 
+    @property
+    def eval_shard(self) -> int | None:
+        """Largest number of samples per forward pass of an evaluation; None is no limit."""
+        return self.shard if self.is_given else None
+
     def smaller(self) -> int | None:
         """Return the largest valid micro-batch that is at most half of this one, if any."""
         return max((m for m in self._valid_micros() if m <= self.micro // 2), default=None)
 
     def check(self) -> None:
         """Raise InputError unless the batch splits evenly; the remedy lists sizes that do."""
+        without_ghosts = "leave micro out, or set a ghost size that divides it"
         if self.micro < 1:
-            raise InputError("micro", f"{self.micro} is below 1", self._remedy())
+            remedy = without_ghosts if self.needs_full_batch else self._remedy()
+            raise InputError("micro", f"{self.micro} is below 1", remedy)
         if self.needs_full_batch and self.micro != self.batch:
             raise InputError(
                 "micro",
                 f"plain batch norm normalises all {self.batch} samples at once",
-                "leave micro out, or set a ghost size that divides it",
+                without_ghosts,
             )
         step = self.world * self.multiple_of
         is_split = self.micro != self.batch or self.world > 1
@@ -69,6 +75,10 @@ class BatchSplit:
                 f"{ranks}{ghosts}",
                 self._remedy(),
             )
+
+    def allowed_micros(self) -> set[int]:
+        """Return every micro-batch that could be asked for, the batch included."""
+        return {*self._valid_micros(), self.batch}
 
     def _valid_micros(self) -> list[int]:
         """Return every micro-batch that this number of ranks could take."""
@@ -102,6 +112,7 @@ def split_batch(recipe: Recipe, model: nn.Module, micro: int | None, world: int)
         world=world,
         multiple_of=(recipe.ghost or 1) if norms else 1,
         needs_full_batch=bool(norms) and recipe.ghost is None,
+        is_given=micro is not None,
     )
     split.check()
     for name, norm in norms.items():
@@ -123,21 +134,8 @@ def split_batch(recipe: Recipe, model: nn.Module, micro: int | None, world: int)
     return split
 
 
-@contextmanager
-def explain_out_of_memory(split: BatchSplit) -> Iterator[None]:
-    """Turn an out-of-memory error into an `InputError` that names a smaller micro-batch."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(
-            error
-        ):
-            raise
-        problem = f"{split.shard} samples at a time do not fit into this device's memory"
-        raise RankLocalError("micro", problem, _memory_remedy(split)) from None
-
-
-def _memory_remedy(split: BatchSplit) -> str:
+def memory_remedy(split: BatchSplit) -> str:
+    """Say what to do if a backward pass does not fit into memory."""
     if (smaller := split.smaller()) is not None:
         return f"use micro {smaller}: the same numbers in less memory"
     if split.needs_full_batch:
@@ -145,6 +143,14 @@ def _memory_remedy(split: BatchSplit) -> str:
     if split.shard == split.multiple_of:
         return "use a smaller ghost or network: the micro-batch is one ghost already"
     return f"use a batch that {split.multiple_of} divides: it can be split into micro-batches"
+
+
+def evaluation_remedy(split: BatchSplit, samples: int) -> str:
+    """Say what to do if an evaluation of ``samples`` at a time does not fit into memory."""
+    micros = [m for m in split.allowed_micros() if m <= samples * split.world // 2]
+    if not micros:
+        return "use a smaller network, or a device with more memory"
+    return f"use micro {max(micros)}: an evaluation takes as many at a time"
 
 
 def _listed(sizes: list[int]) -> str:

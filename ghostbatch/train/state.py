@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ghostbatch.data import Info
+from ghostbatch.data import Info, SkippedImages
 from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
 from ghostbatch.draws import key
 from ghostbatch.errors import InputError
@@ -44,6 +44,7 @@ class State:
         self.distance = WeightDistance(self.model)
         self.scheduler = self._build_scheduler()
         self.monitor = Monitor(recipe.clip, device)
+        self.skipped = SkippedImages()
         position = BatchPosition(device)
         self.position = position if key_dropout(self.model, position) else None
         """Where dropout layers read which samples they see; None if there are none."""
@@ -83,7 +84,8 @@ class State:
         """Return the state as plain containers and tensors."""
         parts = {name: getattr(self, name).state_dict() for name in PARTS}
         counts = {"update": self.update, "seconds": self.seconds}
-        return {**parts, **self.monitor.state_dict(), **counts}
+        skipped = {"skipped": self.skipped.state_dict()}
+        return {**parts, **self.monitor.state_dict(), **counts, **skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state`` was taken, also on another kind of device."""
@@ -93,6 +95,7 @@ class State:
         for group, own in zip(self.optimizer.param_groups, kernels, strict=True):
             group.update(own)
         self.monitor.load_state_dict(state)
+        self.skipped.load_state_dict(state.get("skipped", {}))  # earlier versions have none
         self.update, self.seconds = state["update"], state["seconds"]
 
 

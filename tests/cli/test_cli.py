@@ -7,33 +7,14 @@ import sys
 from dataclasses import fields
 
 import pytest
+from image_folder import write_images
 
 import ghostbatch
-from ghostbatch import cli
 from ghostbatch.cli.train import RunOptions
 from ghostbatch.errors import RankLocalError
-from ghostbatch.study import PROVISIONAL, Where, WorkerDied
+from ghostbatch.recipes import PROVISIONAL
+from ghostbatch.study import Where, WorkerDied
 from ghostbatch.study.executor import Job
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Run a command in an empty folder; return its exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GHOSTBATCH_DATA", raising=False)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["ghostbatch", *words])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
-
 
 BAD_INPUT = {  # the field that the error names, and the command
     "unknown-command": ("command", "fly"),
@@ -89,7 +70,32 @@ BAD_INPUT = {  # the field that the error names, and the command
     "epochs-over-zero": ("regime.epochs", "train f1-digits --regime.epochs 1/0"),
     "drop-epoch-over-zero": ("regime.drops", "train f1-digits --regime.drops 1/0:0.1"),
     "device-that-cannot-train": ("device", "train f1-digits --device meta"),
+    "image-size-of-digits": ("image_size", "train f1-digits --image-size 28"),
     "plan-without-batch": ("batch", "plan f1-digits"),
+    "no-such-run": ("from", "train --from nowhere"),
+    "study-as-a-run": ("from", "train --from ."),
+    "recipe-and-run": ("from", "train --from nowhere f1-digits"),
+    "out-is-empty": ("out", "train f1-digits --out="),
+    "data-dir-is-empty": ("data-dir", "train f1-digits --data-dir="),
+    "study-out-is-empty": ("out", "study quick --out="),
+    "negative-seed": ("seed", "train f1-digits --seed -1"),
+    "negative-seeds": ("seeds", "study quick --seeds 1,-1"),
+    "one-negative-seed": ("seeds", "study quick --seeds -1"),
+    "checkpoint-at-nan": ("checkpoint_seconds", "train f1-digits --checkpoint-seconds nan"),
+    "checkpoint-at-infinity": ("checkpoint_seconds", "train f1-digits --checkpoint-seconds inf"),
+    "checkpoint-before-now": ("checkpoint_seconds", "train f1-digits --checkpoint-seconds -1"),
+    "study-with-checkpoints-at-nan": (
+        "checkpoint_seconds",
+        "study quick --checkpoint-seconds nan",
+    ),
+    "lr-beyond-fp32": ("regime.lr", "train f1-digits --regime.lr 1e39"),
+    "lr-overflows": ("regime.lr", "train f1-digits --regime.lr 1e308 --batch 64 --lr-rule linear"),
+    "lr-overflows-in-fp64": (
+        "regime.lr",
+        "train f1-digits --regime.lr 1e308 --batch 64 --lr-rule linear --precision fp64",
+    ),
+    "drop-beyond-fp32": ("regime.drops", "train f1-digits --regime.drops 1:1e39"),
+    "decay-beyond-fp32": ("regime.weight_decay", "train f1-digits --regime.weight-decay 1e39"),
     "no-run-to-evaluate": ("run", "evaluate nowhere"),
     "no-run-to-export": ("run", "export nowhere --to network.pt"),
     "export-of-unknown-ending": ("to", "export nowhere --to network.h5"),
@@ -230,3 +236,47 @@ def test_every_argument_of_train_is_a_flag():
     """Except on_record, which prints."""
     arguments = set(inspect.signature(ghostbatch.train).parameters) - {"recipe", "on_record"}
     assert arguments == {field.name for field in fields(RunOptions)}
+
+
+SHORT = "train f1-digits --model python:small_networks:narrow --device cpu --evaluations 1".split()
+SHORT += "--regime.epochs 0.05 --regime.drops ,".split()
+
+
+def test_a_folder_whose_name_looks_like_markup_is_printed_and_reported_as_it_is(run, tmp_path):
+    """One name has rich's markup and an emoji, the other one a formula of matplotlib's."""
+    names = {"[/x]:x:": "digits", "$x_$y$": "synthetic:1x28x28:600"}
+    for name, data in names.items():
+        code, out, err = run(*SHORT, "--data", data, "--out", f"[r]/{name}")
+        assert (code, err) == (0, "")
+        assert out.endswith(f"; [r]/{name}\n")
+    code, out, err = run("report", "[r]")
+    assert (code, err) == (0, "")
+    assert {f"[r]/{name}" for name in names} <= {line.split(" ")[0] for line in out.splitlines()}
+    assert out.endswith("report: [r]/report.html\n")
+    for name, data in names.items():
+        file = f"python-small_networks-narrow-{data.replace(':', '-')}-distance.svg"
+        assert f">[r]/{name}<" in (tmp_path / "[r]" / "figures" / file).read_text()
+
+
+def test_a_diverged_run_exits_with_code_3_also_when_it_is_run_again(run):
+    words = [*SHORT, "--regime.lr", "1e15", "--clip", "None"]
+    code, out, err = run(*words)
+    assert (code, err) == (3, "")
+    assert out.splitlines()[-1].startswith("diverged (update ")
+    assert run(*words)[0] == 3
+
+
+def test_the_image_size_reaches_the_run_its_estimates_and_run_json(run, tmp_path):
+    write_images(tmp_path / "images")
+    words = "train f1-digits --model python:small_networks:narrow --data folder:images".split()
+    words += "--batch 4 --base-batch 4 --device cpu --regime.epochs 0.5 --regime.drops ,".split()
+    code, out, _ = run(*words, "--image-size", "9", "--dry-run")
+    parameters = 3 * 9 * 9 * 32 + 32 + 64 + 32 * 32 + 32 + 64 + 32 * 3 + 3
+    assert code == 0
+    assert {("image_size", "9"), ("parameters", f"{parameters:,}")} <= {
+        tuple(line.split()) for line in out.splitlines()
+    }
+    assert run(*words, "--image-size", "9", "--out", "run")[0] == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]["image_size"] == 9
+    code, _, err = run(*words, "--image-size", "8", "--out", "run")
+    assert "image_size differ" in err

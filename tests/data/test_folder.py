@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from ghostbatch import Recipe, Regime, train
-from ghostbatch.data import PermutationStream, find_info, load
+from ghostbatch.data import PermutationStream, SkippedImages, find_info, load
 from ghostbatch.data.decode import decode
 from ghostbatch.data.folder import FolderFeed
 from ghostbatch.draws import generator
@@ -50,24 +50,24 @@ def damaged(root, tmp_path):
     return tmp_path
 
 
-def feed(root, batch=12, augment=True, workers=2, **options):
-    data = load(f"folder:{root}")
+def feed(root, batch=12, augment=True, workers=2, image_size=None, **options):
+    data = load(f"folder:{root}", image_size=image_size)
     settings = {"device": torch.device("cpu"), "dtype": torch.float64}
     return FolderFeed(
         data, batch=batch, seed=5, augment=augment, workers=workers, **settings, **options
     )
 
 
-def one_by_one(data, indices, draws, augment):
+def one_by_one(data, indices, draws, augment, shorter=256, side=224):
     """The slow reference: resize the whole image, then crop, then flip, one image at a time."""
     images = []
     for index, top, left, flip in zip(indices.tolist(), *draws.tolist(), strict=True):
         image = Image.open(data.train.paths[index]).convert("RGB")
         short = min(image.size)
-        wide, high = (int(256 * side / short) for side in image.size)
+        wide, high = (int(shorter * length / short) for length in image.size)
         image = image.resize((wide, high), Image.Resampling.BILINEAR)
-        x, y = int(left * (wide - 223)), int(top * (high - 223))
-        crop = np.asarray(image.crop((x, y, x + 224, y + 224)))
+        x, y = int(left * (wide - side + 1)), int(top * (high - side + 1))
+        crop = np.asarray(image.crop((x, y, x + side, y + side)))
         images.append(crop[:, ::-1] if augment and flip < 0.5 else crop)
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).double()
 
@@ -77,9 +77,11 @@ def unnormalised(feed, images):
     return images * deviation + mean
 
 
-@pytest.mark.parametrize("augment", [True, False])
-def test_a_batch_equals_a_loop_over_its_images(root, augment):
-    ours = feed(root, augment=augment)
+@pytest.mark.parametrize(
+    ("augment", "sizes"), [(True, (256, 224)), (False, (256, 224)), (True, (91, 80))]
+)
+def test_a_batch_equals_a_loop_over_its_images(root, augment, sizes):
+    ours = feed(root, augment=augment, image_size=sizes[1])
     for update in (0, 1, 2):
         (batch,) = ours.micro_batches(update, [slice(0, 12)])
         indices = PermutationStream(24, 12, seed=5).indices(update)
@@ -87,9 +89,10 @@ def test_a_batch_equals_a_loop_over_its_images(root, augment):
         if augment:
             draw = generator(5, "augment", update)
             draws = torch.rand(3, 12, generator=draw, dtype=torch.float64)
-        expected = one_by_one(ours.data, indices, draws, augment)
+        expected = one_by_one(ours.data, indices, draws, augment, *sizes)
         # Resampling only the crop rounds differently between its two passes.
-        assert (unnormalised(ours, batch.images) - expected).abs().max() < 1.6
+        difference = (unnormalised(ours, batch.images) - expected).abs().max()
+        assert difference < (1.6 if sizes[1] == 224 else 2.6)
         assert batch.labels.tolist() == [ours.data.train.labels[i] for i in indices]
 
 
@@ -127,7 +130,7 @@ def test_a_bad_image_is_fatal_and_named(damaged):
 
 
 def test_a_skipped_image_is_named_once_and_replaced_by_the_next(damaged):
-    ours = feed(damaged, batch=24, augment=False, on_bad_image="skip")
+    ours = feed(damaged, batch=24, augment=False, on_bad_image="skip", skipped=SkippedImages(0.2))
     with pytest.warns(UserWarning, match=r"12.png cannot be read .*; it is skipped"):
         (batch,) = ours.micro_batches(0, [slice(0, 24)])
     paths = ours.data.train.paths
@@ -140,7 +143,7 @@ def test_a_skipped_image_is_named_once_and_replaced_by_the_next(damaged):
 
 def test_skipped_test_images_are_left_out(damaged):
     (damaged / "val" / "cow" / "20.png").write_bytes(b"")
-    ours = feed(damaged, on_bad_image="skip")
+    ours = feed(damaged, on_bad_image="skip", skipped=SkippedImages(0.2))
     with pytest.warns(UserWarning, match="20.png cannot be read"):
         batches = list(ours.test_batches())
     assert sum(len(labels) for _, labels in batches) == 8
@@ -150,6 +153,9 @@ def test_classes_and_sizes_are_known_from_the_listing(root):
     info = find_info(f"folder:{root}")
     assert (info.samples, info.test_samples, info.classes) == (24, 9, 3)
     assert info.shape == (3, 224, 224)
+    assert find_info(f"folder:{root}", 80) == load(f"folder:{root}", image_size=80).info
+    assert find_info(f"folder:{root}", 80).shape == (3, 80, 80)
+    assert find_info("imagenet", 64).shape == (3, 64, 64)
 
 
 def test_a_folder_without_train_and_val_or_with_unequal_classes_is_refused(tmp_path):
@@ -227,3 +233,25 @@ def test_a_constant_channel_becomes_zero_and_not_infinite(tmp_path):
 def test_a_bad_image_is_an_error_of_the_rank_that_meets_it(damaged):
     with pytest.raises(RankLocalError):
         list(feed(damaged, batch=24).micro_batches(0, [slice(0, 24)]))
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "problem"),
+    [
+        ("digits", 28, "the images of digits have a fixed size; leave it out"),
+        ("synthetic:3x32x32", 32, "the images of synthetic:3x32x32 have a fixed size"),
+        ("imagenet", 0, "0 is not a number of pixels; use 224, for example"),
+        ("imagenet", 1.5, "1.5 is not a number of pixels"),
+    ],
+)
+def test_an_image_size_that_cannot_be_is_refused(data, size, problem):
+    regime = Regime(lr=0.01, epochs=1)
+    for refuse in (
+        lambda: find_info(data, size),
+        lambda: load(data, image_size=size),
+        lambda: Recipe(
+            model="f1", data=data, image_size=size, batch=4, base_batch=4, regime=regime
+        ),
+    ):
+        with pytest.raises(InputError, match=f"^image_size: {problem}"):
+            refuse()

@@ -282,6 +282,7 @@ def test_a_failed_download_is_reported_in_one_line(name, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=rf"^data: {name} could not be downloaded to ") as raised:
         load(name, tmp_path / "target", download=True)
     assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir()), "torchvision has made folders by then"
 
 
 # --------------------------------------------------------------------------------------- real data

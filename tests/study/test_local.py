@@ -75,3 +75,11 @@ def test_workers_keep_the_study_locked_until_they_end(tiny, tmp_path):
     executor.close()
     with locked(folder):
         pass
+
+
+def test_what_a_worker_logs_is_logged_by_the_study(executor, tiny, tmp_path, caplog):
+    recipe = replace(tiny, model="python:small_networks:talking")
+    with caplog.at_level("INFO", "ghostbatch"):
+        *_, summary = executor.submit(Job("one", recipe, tmp_path / "one", CPU))
+    assert summary.status == "finished"
+    assert [record.getMessage() for record in caplog.records] == ["building it"]

@@ -1,5 +1,6 @@
 """Small networks that runs under test name as ``python:small_networks:FUNCTION``."""
 
+import logging
 import os
 
 import torch
@@ -12,6 +13,12 @@ def narrow(num_classes=10, *, in_channels=1, image_size=28):
         *(nn.Flatten(), nn.Linear(in_channels * image_size**2, 32), nn.BatchNorm1d(32), nn.ReLU()),
         *(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, num_classes)),
     )
+
+
+def talking(num_classes=10, *, in_channels=1, image_size=28):
+    """Return the network above, and log a line as ghostbatch does."""
+    logging.getLogger("ghostbatch.ops").info("building %s", "it")
+    return narrow(num_classes, in_channels=in_channels, image_size=image_size)
 
 
 def dropping(num_classes=10, *, in_channels=1, image_size=28):

@@ -8,10 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+from image_folder import write_images
+
+from ghostbatch import Recipe, Regime
 
 SMALL = (
     *(
@@ -132,3 +136,16 @@ def updates_of() -> Callable[[Path], int]:
         return json.loads(lines[-1])["update"] if lines else -1
 
     return read
+
+
+@pytest.fixture
+def folder_recipe(tmp_path: Path) -> Recipe:
+    """Four updates on a folder of 24 tiny images."""
+    return Recipe(
+        model="python:small_networks:narrow",
+        data=f"folder:{write_images(tmp_path / 'images')}",
+        image_size=9,
+        batch=8,
+        base_batch=8,
+        regime=Regime(lr=0.01, epochs=Fraction(4, 3)),
+    )

@@ -117,6 +117,13 @@ def test_numbers_below_one_are_refused_by_name(tiny, field):
         train(tiny, **{field: 0})
 
 
+def test_an_empty_path_is_not_the_current_folder(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"^out: the path is empty; name a folder"):
+        train(tiny, out="")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_rank_without_a_gpu_of_its_own_says_so_itself(tiny, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")

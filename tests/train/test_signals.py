@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the update at hand is done and saved, and nothing else of it is seen."""
+"""Stop signals: the update at hand is done and saved, and nothing else of it is seen."""
 
 import os
 import signal
@@ -10,8 +10,11 @@ import torch
 
 from ghostbatch import train
 
-CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
-WORDS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129, signal.SIGUSR1: 138}
+WORDS = {
+    **{signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"},
+    **{signal.SIGHUP: "stopped by SIGHUP", signal.SIGUSR1: "stopped by SIGUSR1"},
+}
 
 
 def saved(folder):
@@ -77,13 +80,14 @@ def own():
         signal.signal(number, handler)
 
 
-def test_a_signal_that_is_ignored_stays_ignored(tiny, own):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_ignored(tiny, own, how):
+    signal.signal(how, signal.SIG_IGN)
     during = []
 
     def send(_record):
-        os.kill(os.getpid(), signal.SIGINT)
-        during.append(signal.getsignal(signal.SIGINT))
+        os.kill(os.getpid(), how)
+        during.append(signal.getsignal(how))
 
     assert train(tiny, on_record=send).status == "finished"
     assert set(during) == {signal.SIG_IGN}

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from ghostbatch import Regime, train
 from ghostbatch.data import find_info, load
+from ghostbatch.errors import InputError
 from ghostbatch.nn import find_model, to_ghost
-from ghostbatch.study import PROVISIONAL, RECIPES, find_recipe
-from ghostbatch.study.recipes import FIRST_GUESS
+from ghostbatch.recipes import FIRST_GUESS, PROVISIONAL, RECIPES, find_recipe
 
 PAPER = {  # SB, LB, +LR, +GBN, +RA
     "f1-mnist": "98.27 97.05 97.55 97.60 98.53",
@@ -124,3 +124,12 @@ def test_alexnet_trains_on_data_of_its_shape():
         losses.append(loss.item())
     assert losses[0] == pytest.approx(math.log(1000), rel=0.1)
     assert losses[1] < losses[0]
+
+
+def test_train_takes_the_name_of_a_recipe(tiny, tmp_path, monkeypatch, outcome):
+    monkeypatch.setitem(RECIPES, "tiny", lambda: tiny)
+    train("tiny", out=tmp_path / "by name")
+    train(tiny, out=tmp_path / "by recipe")
+    assert outcome(tmp_path / "by name") == outcome(tmp_path / "by recipe")
+    with pytest.raises(InputError, match="recipe: 'f1-digit' is unknown; did you mean f1-digits"):
+        train("f1-digit")

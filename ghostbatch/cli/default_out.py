@@ -1,0 +1,86 @@
+"""The folder of a run whose command names none: one for each recipe."""
+
+import json
+import re
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ghostbatch.recipe import Recipe
+from ghostbatch.recipes import RECIPES, find_recipe
+
+RUNS = Path("runs")
+LONGEST = 60
+"""Characters of a folder's name; a hash stands for changes beyond these."""
+UNSAFE = r"[^A-Za-z0-9_.+-]+"
+"""Characters that stay out of the names of folders."""
+
+
+def folder_of(name: str, base: Recipe, recipe: Recipe) -> Path:
+    """Return the folder of a recipe that flags made of the recipe called ``name``.
+
+    It is runs/f1-digits if nothing was changed, and runs/f1-digits-batch-64-lr-0.2 for a batch of
+    64 and a learning rate of 0.2. The same command has the same folder, so that it continues.
+    """
+    before, after = _flat(base.as_dict()), _flat(recipe.as_dict())
+    changes = {field: value for field, value in after.items() if before.get(field) != value}
+    return RUNS / _join([name, *map(_label, changes.items())], changes)
+
+
+def folder_of_repeat(original: Path, written: Recipe, recipe: Recipe) -> Path:
+    """Return the folder for a repetition of the run in ``original``; never that folder itself.
+
+    Args:
+        original: the run to repeat.
+        written: its recipe.
+        recipe: the recipe after the changes by flags, if any.
+
+    """
+    name = f"{recipe.model}-{recipe.data}"
+    if name in RECIPES:
+        folder = folder_of(name, find_recipe(name), recipe)
+    else:  # whatever recipe it was made of, its name was not written down
+        folder = RUNS / _hashed([recipe.model, recipe.data], recipe.as_dict())
+    if recipe == written:
+        folder = folder.with_name(f"{folder.name}-again")
+    while folder.resolve() == original.resolve():
+        folder = folder.with_name(f"{folder.name}-again")
+    return folder
+
+
+def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested fields by their path: {"regime": {"lr": 0.1}} has "regime.lr"."""
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        path = f"{prefix}{name}"
+        flat |= _flat(value, f"{path}.") if isinstance(value, dict) else {path: value}
+    return flat
+
+
+def _label(change: tuple[str, Any]) -> str:
+    """Return a changed field and its value as part of a name: batch-64, no-augment, ghost-none."""
+    field, value = change
+    name = field.rpartition(".")[2].replace("_", "-")
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    if isinstance(value, list):
+        value = ",".join(":".join(map(str, drop)) for drop in value)
+    return f"{name}-{value if value not in (None, '') else 'none'}"
+
+
+def _join(labels: list[str], content: dict[str, Any]) -> str:
+    """Return the labels as a name for a folder; a hash of ``content`` stands for what is lost."""
+    name = "-".join(labels)
+    lossless = len(name) <= LONGEST and not re.search(UNSAFE, name)
+    return name if lossless else _hashed(labels, content)
+
+
+def _hashed(labels: list[str], content: dict[str, Any]) -> str:
+    """Return the first labels, as many as there is space for, and a hash of ``content``."""
+    digest = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:6]
+    name, *others = (re.sub(UNSAFE, "-", label)[: LONGEST - 7] for label in labels)
+    for label in others:
+        if len(f"{name}-{label}-{digest}") > LONGEST:
+            break
+        name = f"{name}-{label}"
+    return f"{name}-{digest}"

@@ -1,0 +1,48 @@
+"""The images of a folder that cannot be read and are skipped, and how many of them may be."""
+
+from typing import Literal
+
+from ghostbatch.errors import InputError, RankLocalError
+
+OnBadImage = Literal["fatal", "skip"]
+
+BAD_IMAGE_LIMIT = 0.01
+"""Default of the largest fraction of the images that may be skipped."""
+
+
+class SkippedImages:
+    """The numbers of the skipped images, by part of the data set; a run keeps them."""
+
+    def __init__(self, limit: float = BAD_IMAGE_LIMIT) -> None:
+        self.limit = limit
+        self.parts: dict[str, set[int]] = {"train": set(), "test": set()}
+
+    def add(self, part: str, number: int, images: int) -> bool:
+        """Note one of so many images of a part; return whether it is new; refuse too many."""
+        skipped = self.parts[part]
+        if number in skipped:
+            return False
+        skipped.add(number)
+        if len(skipped) > self.limit * images:
+            what = f"{len(skipped)} of {images:,} {part} images cannot be read"
+            raise RankLocalError(
+                "bad_image_limit",
+                f"{what}, which is more than a fraction of {self.limit:g}",
+                "repair the images, or raise the limit",
+            )
+        return True
+
+    def state_dict(self) -> dict[str, list[int]]:
+        """Return the numbers as plain lists for a checkpoint."""
+        return {part: sorted(numbers) for part, numbers in self.parts.items()}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        """Continue from what `state_dict` returned."""
+        for part, numbers in state.items():
+            self.parts[part] = set(numbers)
+
+
+def check_limit(limit: float) -> None:
+    """Refuse a limit that is no fraction."""
+    if not 0 <= limit <= 1:
+        raise InputError("bad_image_limit", f"{limit} is no fraction", "use 0 to 1")
