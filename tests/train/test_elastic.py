@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from image_folder import write_images
 
 from ghostbatch.files import locked
 
 SCRIPT = Path(__file__).with_name("elastic.py")
 FP64 = ("--precision", "fp64")
+BAD = ("ant/0.png", "ant/6.png", "bee/1.png", "cow/2.png", "cow/5.png")
 
 
 class Launch:
@@ -58,8 +60,9 @@ class Launch:
 
 
 def ours(stderr):
-    """The lines that ghostbatch itself has written."""
-    return [line for line in stderr.splitlines() if line.startswith("ghostbatch: ")]
+    """The lines that ghostbatch itself has written, without those about bad images."""
+    lines = (line for line in stderr.splitlines() if not line.endswith("; it is skipped"))
+    return [line for line in lines if line.startswith("ghostbatch: ")]
 
 
 def checkpoint(folder):
@@ -75,6 +78,19 @@ def base(tmp_path_factory):
     return tmp_path_factory.mktemp("elastic")
 
 
+def on_folder(images):
+    """The command for a run of one epoch of 24 images, some of which are bad."""
+    write_images(images)
+    for name in BAD:
+        (images / "train" / name).write_bytes(b"")
+    return (
+        *("train", "f1-digits", "--model", "python:small_networks:dropping", "--device", "cpu"),
+        *("--data", f"folder:{images}", "--image-size", 12, "--batch", 8, "--base-batch", 8),
+        *("--ghost", 4, "--regime.epochs", 1, "--regime.drops", ",", "--workers", 1),
+        *("--on-bad-image", "skip", "--bad-image-limit", 0.3),
+    )
+
+
 @pytest.fixture(scope="module")
 def printed(base, small):
     """A run on two ranks without any interruption, then commands that are refused."""
@@ -87,6 +103,7 @@ def printed(base, small):
         (*small, *FP64, "--out", base / "device", "--device", "quantum"),
         ("study", "quick", "--out", base / "study"),
         (*(w.replace("dropping", "bad_on_rank_one") for w in small), "--out", base / "bad"),
+        (*on_folder(base / "images"), "--out", base / "skipped"),
     ]
     words = [word for command in commands for word in (*command, "--then")][:-1]
     with locked(base / "locked"):
@@ -107,7 +124,7 @@ def test_every_line_is_printed_once(whole, printed):
     assert [int(n) for n in re.findall(r"^update +(\d+) ", "\n".join(first), re.M)] == evaluated
     assert first[-1].startswith("finished: accuracy ")
     assert len(first) == len(evaluated) + 1
-    assert printed[1].count("finished: ") == 1
+    assert printed[1].count("finished: ") == 2, "and that of the run on a folder"
 
 
 def test_refusals_are_one_line_and_an_exit_on_every_rank(base, printed, whole):
@@ -115,7 +132,7 @@ def test_refusals_are_one_line_and_an_exit_on_every_rank(base, printed, whole):
     assert code == 0
     for rank in (0, 1):
         codes = re.findall(rf"^rank {rank}: exit (\w+)", stderr, re.MULTILINE)
-        assert codes == ["0", "2", "2", "2", "2", "2", "2", "3"]
+        assert codes == ["0", "2", "2", "2", "2", "2", "2", "3", "0"]
     problems = [
         "micro: batch 128 does not split into micro-batches of 48 over 2 ranks without "
         "splitting ghosts of 16; use micro 128, 64 or 32",
@@ -138,6 +155,14 @@ def test_a_bad_value_on_one_rank_ends_all_and_is_traced_to_its_layer(base, print
         "lower regime.lr or add regime.warmup"
     )
     assert printed[1].count("diverged (update 1: ") == 1
+
+
+def test_the_images_that_any_rank_has_skipped_are_counted(base, printed):
+    _, stdout, stderr = printed
+    summary = json.loads((base / "skipped" / "summary.json").read_text())
+    assert summary["skipped_images"] == len(BAD)
+    assert f"; {len(BAD)} images skipped; {base / 'skipped'}" in stdout
+    assert {name for name in BAD if f"{name} cannot be read" in stderr} == set(BAD)
 
 
 @pytest.fixture(scope="module")
