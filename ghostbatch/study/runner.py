@@ -12,13 +12,13 @@ import torch
 
 from ghostbatch.data import find_info
 from ghostbatch.errors import check_positive
-from ghostbatch.files import locked
+from ghostbatch.files import locked, remove_leftovers
 from ghostbatch.study.executor import Event, Executor, Job, Where
 from ghostbatch.study.local import LocalExecutor
-from ghostbatch.study.manifest import held_part, read_study, write_study
+from ghostbatch.study.manifest import NAME, held_part, read_study, write_study
 from ghostbatch.study.placement import Placement, find_devices, gpu_share
 from ghostbatch.study.studies import Cell, Study
-from ghostbatch.train import find_device, read_summary
+from ghostbatch.train import ended_summary, find_device, read_summary
 from ghostbatch.train.folder import RunFolder
 
 OnEvent = Callable[[Cell, Event], None]
@@ -61,6 +61,7 @@ def run_study(
                 folder.checkpoint()
     placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
     with locked(out) as lock, closing(make_executor(lock)) as executor:
+        remove_leftovers(out, owned=(NAME,))
         write_study(held_part(study, cells, read_study(out)), out)
         run_cells(cells, out, executor, placement, where, on_event)
 
@@ -80,7 +81,7 @@ def run_cells(
     """
     waiting: list[Cell] = []
     for cell in cells:
-        if (summary := read_summary(cell.folder(out) / "summary.json")) is not None:
+        if (summary := ended_summary(cell.folder(out) / "summary.json")) is not None:
             on_event(cell, summary)
         else:
             waiting.append(cell)

@@ -61,6 +61,7 @@ class Journal:
             **measured,
         )
         if self.recorder is not None:
+            self.folder.check_lock()
             self.recorder.write(record)
         return record
 
@@ -76,7 +77,7 @@ class Journal:
         """Write a checkpoint, on the first rank, unless the last update left weights not finite."""
         if self.recorder is not None and isfinite(self.state.distance.distance().total):
             self.state.seconds = time.monotonic() - self._began
-            self.folder.checkpoints.save(self.state.state_dict(), self.recorder.sync())
+            self.folder.save(self.state.state_dict(), self.recorder.sync())
         self._saved = (time.monotonic(), self.state.update)
 
     def end(self) -> Summary:
@@ -107,7 +108,7 @@ class Journal:
         return self._end(last, "diverged", reason)
 
     def _end(self, last: Record, status: Status, reason: str | None = None) -> Summary:
-        """Write the summary, which comes last of all files."""
+        """Write the summary, when all records are on the disk: it comes last of all files."""
         summary = Summary(
             status=status,
             accuracy=last.accuracy,
@@ -118,7 +119,8 @@ class Journal:
             seconds=time.monotonic() - self._began,
             reason=reason,
         )
-
+        if self.recorder is not None:
+            self.recorder.sync()
         return self.ranks.on_rank_zero(lambda: self.folder.end(summary))
 
     def close(self) -> None:

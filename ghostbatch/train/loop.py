@@ -84,12 +84,13 @@ def train(
         )
         with _open_folder(state.plan, out, ranks) as folder:
             return _continue(
-                state, split, ranks, folder, make_feed, make_journal, threads, evaluations
+                state, data, split, ranks, folder, make_feed, make_journal, threads, evaluations
             )
 
 
 def _continue(
     state: State,
+    data: Data,
     split: BatchSplit,
     ranks: Ranks,
     folder: RunFolder,
@@ -104,7 +105,9 @@ def _continue(
     recipe, device = state.plan.recipe, state.device
     if split.needs_full_batch and ranks.world > 1:
         to_cross_rank(state.model)
-    kept_bytes = _restore(state, folder, ranks)  # may refuse; nothing is written before
+    # These may refuse; nothing is written before.
+    ranks.on_rank_zero(lambda: folder.check_unchanged(device, data))
+    kept_bytes = _restore(state, folder, ranks)
     feed = make_feed(
         batch=recipe.batch,
         seed=recipe.seed,
@@ -115,7 +118,7 @@ def _continue(
     count = threads or torch.get_num_threads()
     with (
         closing(feed),
-        _threads(ranks.on_rank_zero(lambda: folder.begin(device, count))),
+        _threads(ranks.on_rank_zero(lambda: folder.begin(device, count, data))),
         closing(Update(state, feed, split, ranks)) as update,
         closing(make_journal(state, feed, ranks, folder, kept_bytes)) as journal,
         Signals(launched=ranks.world > 1) as signals,
@@ -212,8 +215,10 @@ def _open_folder(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[R
             folder = RunFolder(Path(out), plan)
             if plan.recipe.hold == "distance" and not folder.begun():
                 read_drop_targets(plan)  # may refuse; the folder does not exist yet
-            stack.enter_context(locked(folder.path))
-            return RunFolder(Path(out), plan)  # another run may have used it until now
+            lock = stack.enter_context(locked(folder.path))
+            folder = RunFolder(Path(out), plan, lock)  # another run may have used it until now
+            folder.repair()
+            return folder
 
         yield ranks.on_rank_zero(open_it)
 

@@ -12,6 +12,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.report.page import write_report
 from ghostbatch.study import Row, Study
 from ghostbatch.study.manifest import write_study
+from ghostbatch.train.header import read_header
 from ghostbatch.train.record import read_records
 from ghostbatch.train.reference import read_drop_targets
 
@@ -41,7 +42,10 @@ def changed(folder, copy, distance):
     """A copy of a run whose distances are others."""
     shutil.copytree(folder, copy)
     records = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    lines = [json.dumps({**r, "distance": distance(r["update"])}) for r in records]
+    for record in records:
+        record["distance"] = distance(record["update"])
+        del record["crc"]
+    lines = map(json.dumps, records)
     (copy / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return copy
 
@@ -99,7 +103,7 @@ def test_a_phase_in_which_the_reference_settles_is_as_long_as_its_own(small, ref
     folder = changed(
         reference, tmp_path / "r", lambda update: walk.get(update, 4.0 if update else 0.0)
     )
-    header = json.loads((folder / "run.json").read_text())
+    header = read_header(folder)
     header["recipe"] = replace(small, regime=regime).as_dict()
     (folder / "run.json").write_text(json.dumps(header))
     legs = read_drop_targets(following(small, folder, regime=regime).plan(4000))
@@ -107,19 +111,19 @@ def test_a_phase_in_which_the_reference_settles_is_as_long_as_its_own(small, ref
 
 
 def other_network(folder):
-    header = json.loads((folder / "run.json").read_text())
+    header = read_header(folder)
     header["recipe"]["model"] = "c1"
     (folder / "run.json").write_text(json.dumps(header))
 
 
 def other_updates(folder):
-    header = json.loads((folder / "run.json").read_text())
+    header = read_header(folder)
     header["recipe"]["batch"] = 64
     (folder / "run.json").write_text(json.dumps(header))
 
 
 def follower(folder):
-    header = json.loads((folder / "run.json").read_text())
+    header = read_header(folder)
     header["recipe"] |= {"hold": "distance", "reference": "runs/first"}
     (folder / "run.json").write_text(json.dumps(header))
 
