@@ -11,7 +11,11 @@ from ghostbatch.data.datasets import Info, Split
 from ghostbatch.data.decode import Files
 from ghostbatch.data.folder import FolderData
 
-COUNTS = {"samples": "training images", "test_samples": "test images", "classes": "classes"}
+COUNTS = {
+    "samples": ("training image", "training images"),
+    "test_samples": ("test image", "test images"),
+    "classes": ("class", "classes"),
+}
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,9 @@ class Fingerprint:
         """Return in words what is different from what `as_dict` wrote; None if nothing is."""
         now = self.as_dict()
         changes = []
-        for field, word in COUNTS.items():
+        for field, (one, many) in COUNTS.items():
             if more := now[field] - written[field]:
+                word = one if abs(more) == 1 else many
                 changes.append(f"{abs(more)} {word} {'more' if more > 0 else 'fewer'}")
         if now["shape"] != written["shape"]:
             shapes = ("x".join(map(str, each["shape"])) for each in (now, written))
@@ -44,7 +49,9 @@ class Fingerprint:
             changes = [word for part, word in words.items() if now[part] != written[part]]
         if not changes:
             return None
-        return f"{self.name} has {' and '.join(changes)} than when this run began"
+        *most, last = changes
+        listed = f"{', '.join(most)} and {last}" if most else last
+        return f"{self.name} has {listed} than when this run began"
 
 
 def fingerprint_of(data: Data) -> Fingerprint:

@@ -1,6 +1,7 @@
 """A run that drops its rate where another one's weights had got to."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from math import inf
@@ -110,6 +111,14 @@ def test_a_phase_in_which_the_reference_settles_is_as_long_as_its_own(small, ref
     assert legs == ((3.0, inf, 3.9), (16, 8, 16))
 
 
+def flip_a_digit(folder):
+    """In the distance of a record; the drop would come too early or too late."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().split("\n")
+    lines[2] = re.sub(r'("distance": \d*)\d', r"\g<1>9", lines[2])
+    path.write_text("\n".join(lines))
+
+
 def other_network(folder):
     header = read_header(folder)
     header["recipe"]["model"] = "c1"
@@ -134,6 +143,7 @@ def follower(folder):
         (shutil.rmtree, "holds no run"),
         (lambda folder: (folder / "summary.json").unlink(), "has not finished"),
         (lambda folder: (folder / "metrics.jsonl").unlink(), "cannot be read"),
+        (flip_a_digit, "line 3 of .*metrics.jsonl cannot be read"),
         (other_network, "has another model"),
         (other_updates, r"has phases of \(8, 8\) updates, but this recipe needs \(16, 16\)"),
         (follower, "follows another run; name that one: runs/first"),
