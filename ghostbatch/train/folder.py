@@ -22,9 +22,9 @@ from ghostbatch.train.checkpoint import Checkpoints
 from ghostbatch.train.header import RUN, Header, check_unchanged, make_header, parse_header
 from ghostbatch.train.record import (
     Summary,
-    ended_summary,
     name_lines,
     parse_records,
+    parse_summary,
     write_summary,
 )
 from ghostbatch.train.state import norm_backend
@@ -143,8 +143,15 @@ class RunFolder:
         return self.checkpoints.exist() or self._summary.exists()
 
     def summary(self) -> Summary | None:
-        """Return the summary, or None if the run has not ended or its summary is damaged."""
-        return ended_summary(self._summary)
+        """Return the summary, or None if the run has not ended or its summary is damaged.
+
+        The run then continues from its last checkpoint, evaluates and writes the summary again.
+        """
+        try:
+            return parse_summary(self._summary)
+        except DamagedError as damage:
+            warnings.warn(f"{self._summary} {damage}; the run is ended again", stacklevel=2)
+            return None
 
     def save(self, state: dict[str, Any], metrics: int) -> None:
         """Write a checkpoint of a state, when metrics.jsonl has ``metrics`` bytes."""

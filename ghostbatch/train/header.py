@@ -73,9 +73,9 @@ def check_unchanged(header: Header, backend: str, data: Fingerprint) -> None:
         raise InputError(
             "data", change, "restore the data, or choose another folder for a run with the new data"
         )
-    before = {"torch": header["versions"]["torch"], "backend": header.get("backend", backend)}
+    before = {"torch": header.get("versions", {}).get("torch"), "backend": header.get("backend")}
     now = {"torch": str(torch.__version__), "backend": backend}
-    if changed := [name for name in now if now[name] != before[name]]:
+    if changed := [name for name in now if before[name] not in (None, now[name])]:
         was, is_now = (
             " and ".join(f"{name} {those[name]}" for name in changed) for those in (before, now)
         )

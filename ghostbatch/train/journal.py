@@ -119,9 +119,13 @@ class Journal:
             seconds=time.monotonic() - self._began,
             reason=reason,
         )
-        if self.recorder is not None:
-            self.recorder.sync()
-        return self.ranks.on_rank_zero(lambda: self.folder.end(summary))
+
+        def write() -> Summary:
+            if self.recorder is not None:
+                self.recorder.sync()
+            return self.folder.end(summary)
+
+        return self.ranks.on_rank_zero(write)
 
     def close(self) -> None:
         """Close the file of records."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, nan
@@ -161,22 +160,23 @@ def write_summary(path: Path, summary: Summary) -> None:
 def read_summary(path: Path) -> Summary | None:
     """Return the summary, or None if the run has not ended; refuse a damaged one."""
     try:
-        return _from_fields(Summary, read_checked_json(path)) if path.exists() else None
+        return parse_summary(path)
     except DamagedError as damage:
         remedy = "run its command again, which writes it anew"
         raise InputError("folder", f"{path} {damage}", remedy) from None
 
 
-def ended_summary(path: Path) -> Summary | None:
-    """Return the summary, or None if the run has not ended; a damaged one counts as missing.
-
-    The run then continues from its last checkpoint, evaluates and writes the summary again.
-    """
+def intact_summary(path: Path) -> Summary | None:
+    """Return the summary, or None if there is none or it is damaged: then the run ends again."""
     try:
-        return _from_fields(Summary, read_checked_json(path)) if path.exists() else None
-    except DamagedError as damage:
-        warnings.warn(f"{path} {damage}; the run is ended again", stacklevel=2)
+        return parse_summary(path)
+    except DamagedError:
         return None
+
+
+def parse_summary(path: Path) -> Summary | None:
+    """Return the summary, or None if there is none; raise `DamagedError` if it is damaged."""
+    return _from_fields(Summary, read_checked_json(path)) if path.exists() else None
 
 
 def _from_fields(kind: type[Result], fields: dict[str, Any]) -> Result:
@@ -203,7 +203,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return _require(value in get_args(hint), value)
 
     def read_exact(value: Any) -> Any:
-        return _require(type(value) is hint, value)
+        return _require(type(value) is (get_origin(hint) or hint), value)
 
     if isinstance(hint, UnionType):  # with None
         inner = _reader(get_args(hint)[0])

@@ -140,7 +140,7 @@ def test_a_study_goes_on_with_its_other_cells_when_one_diverges(tiny, tmp_path):
     assert read_records(tmp_path / "tiny" / "mild" / "seed-0" / "metrics.jsonl")[-1].update == 16
 
 
-def test_a_cell_with_a_damaged_summary_is_ended_again(tiny, tmp_path):
+def test_a_cell_with_a_damaged_summary_is_ended_again(tiny, tmp_path, capfd):
     study = Study("small", {"tiny": Row({"one": tiny})}, seeds=(0,))
     ended = []
 
@@ -150,9 +150,9 @@ def test_a_cell_with_a_damaged_summary_is_ended_again(tiny, tmp_path):
 
     run(study, tmp_path, note)
     (tmp_path / "tiny" / "one" / "seed-0" / "summary.json").write_text("{")
-    with pytest.warns(UserWarning, match=r"summary.json .*; the run is ended again"):
-        run(study, tmp_path, note)
+    run(study, tmp_path, note)
     assert ended == [ended[0]] * 2
+    assert "summary.json cannot be read; the run is ended again" in capfd.readouterr().err
 
 
 def test_a_full_disk_is_reported_as_such_and_not_as_a_dead_worker(tiny, tmp_path, capfd):
