@@ -135,7 +135,9 @@ class RunFolder:
             )
         if damaged := parse_records(content[: saved["metrics"]])[1]:
             lines = name_lines(self.metrics, damaged)
-            warnings.warn(f"{lines}; the run's numbers do not depend on that", stacklevel=2)
+            warnings.warn(
+                f"{lines}; the run continues, because its numbers do not depend on it", stacklevel=2
+            )
         return saved
 
     def begun(self) -> bool:
@@ -150,7 +152,10 @@ class RunFolder:
         try:
             return parse_summary(self._summary)
         except DamagedError as damage:
-            warnings.warn(f"{self._summary} {damage}; the run is ended again", stacklevel=2)
+            warnings.warn(
+                f"{self._summary} {damage}; it is written again from the last checkpoint",
+                stacklevel=2,
+            )
             return None
 
     def save(self, state: dict[str, Any], metrics: int) -> None:

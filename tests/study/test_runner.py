@@ -152,7 +152,10 @@ def test_a_cell_with_a_damaged_summary_is_ended_again(tiny, tmp_path, capfd):
     (tmp_path / "tiny" / "one" / "seed-0" / "summary.json").write_text("{")
     run(study, tmp_path, note)
     assert ended == [ended[0]] * 2
-    assert "summary.json cannot be read; the run is ended again" in capfd.readouterr().err
+    assert (
+        "summary.json cannot be read; it is written again from the last checkpoint"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_full_disk_is_reported_as_such_and_not_as_a_dead_worker(tiny, tmp_path, capfd):

@@ -52,7 +52,9 @@ def test_a_run_with_a_damaged_summary_ends_again_with_the_same_numbers(
     damage(tmp_path / "summary.json")
     with pytest.raises(InputError, match=r"^folder: .*summary.json .*; run its command again"):
         read_summary(tmp_path / "summary.json")
-    with pytest.warns(UserWarning, match=r"summary.json .*; the run is ended again") as warned:
+    with pytest.warns(
+        UserWarning, match=r"summary.json .*; it is written again from the last checkpoint"
+    ) as warned:
         train(tiny, out=tmp_path)
     assert len(warned) == 1
     assert outcome(tmp_path) == before
@@ -62,7 +64,7 @@ def test_a_diverged_run_with_a_damaged_summary_diverges_again(tiny, tmp_path):
     hot = replace(tiny, regime=replace(tiny.regime, lr=1e25, drops=()), clip=None)
     reason = train(hot, out=tmp_path).reason
     empty(tmp_path / "summary.json")
-    with pytest.warns(UserWarning, match="the run is ended again"):
+    with pytest.warns(UserWarning, match="it is written again from the last checkpoint"):
         assert train(hot, out=tmp_path).reason == reason
 
 
