@@ -61,7 +61,7 @@ def outcome() -> Callable[[Path], dict[str, Any]]:
 
     def read(folder: Path) -> dict[str, Any]:
         summary = json.loads((folder / "summary.json").read_text())
-        del summary["seconds"]
+        del summary["seconds"], summary["checksum"]
         state = torch.load(folder / "checkpoint.pt", weights_only=True)["state"]
         return {
             "summary": summary,

@@ -2,14 +2,16 @@
 
 import errno
 import os
+import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ghostbatch import train
-from ghostbatch.files import atomic_file, locked
+from ghostbatch.files import atomic_file, locked, remove_leftovers
 from ghostbatch.train.record import Recorder
 
 
@@ -47,15 +49,19 @@ def test_records_and_checkpoint_reach_the_disk_before_the_checkpoint_is_renamed(
     tiny, tmp_path, monkeypatch
 ):
     calls = []
-    fsync, replace = os.fsync, os.replace
+    fsync, replace_file = os.fsync, os.replace
+
+    def known(path):
+        """The name without what makes it unique."""
+        return re.sub(r"\.[0-9a-f]{8}\.partial$", ".partial", Path(path).name)
 
     def synced(descriptor):
-        calls.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        calls.append(("fsync", known(Path(f"/proc/self/fd/{descriptor}").readlink())))
         fsync(descriptor)
 
     def renamed(old, new):
-        calls.append(("rename", Path(old).name, Path(new).name))
-        replace(old, new)
+        calls.append(("rename", known(old), known(new)))
+        replace_file(old, new)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
@@ -70,6 +76,62 @@ def test_records_and_checkpoint_reach_the_disk_before_the_checkpoint_is_renamed(
         ("fsync", "run"),
     ]
     assert calls[-2:] == [("rename", "summary.json.partial", "summary.json"), ("fsync", "run")]
+
+
+@pytest.mark.parametrize("lr", [0.05, 1e25], ids=["finished", "diverged"])
+def test_the_last_record_is_on_the_disk_before_the_summary_is(tiny, tmp_path, monkeypatch, lr):
+    """After a power cut a run that has ended has all of its records."""
+    fsync, replace_file = os.fsync, os.replace
+    metrics, synced = tmp_path / "metrics.jsonl", []
+
+    def sync(descriptor):
+        fsync(descriptor)
+        if os.path.samestat(os.fstat(descriptor), metrics.stat()):
+            synced.append(metrics.stat().st_size)
+
+    def rename(old, new):
+        if Path(new).name == "summary.json":
+            assert synced[-1] == metrics.stat().st_size
+            synced.append("summary")
+        replace_file(old, new)
+
+    monkeypatch.setattr(os, "fsync", lambda d: sync(d) if metrics.exists() else fsync(d))
+    monkeypatch.setattr(os, "replace", rename)
+    train(replace(tiny, clip=None, regime=replace(tiny.regime, lr=lr, drops=())), out=tmp_path)
+    assert synced[-1] == "summary"
+
+
+def test_several_writers_of_one_file_do_not_disturb_each_other(tmp_path):
+    target = tmp_path / "report.html"
+    with atomic_file(target) as first:
+        first.write(b"first")
+        with atomic_file(target) as second:
+            second.write(b"second")
+        assert target.read_bytes() == b"second"
+    assert target.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_path):
+    def leave(name, age):
+        (tmp_path / name).write_text("half")
+        when = time.time() - age
+        os.utime(tmp_path / name, (when, when))
+
+    leave("run.json.01234567.partial", age=1)
+    leave("checkpoint.pt.partial", age=1)  # as earlier versions named it
+    leave("report.html.01234567.partial", age=1)
+    leave("report.html.89abcdef.partial", age=3600)
+    leave("mine", age=3600)
+    remove_leftovers(tmp_path, owned=("run.json", "checkpoint.pt"))
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html.01234567.partial", "mine"}
+
+
+def test_a_run_removes_what_a_killed_one_left(tiny, tmp_path):
+    for name in ("run.json", "summary.json", "checkpoint.pt"):
+        (tmp_path / f"{name}.01234567.partial").write_text("half")
+    train(tiny, out=tmp_path)
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_a_fork_does_not_keep_its_parents_lock(tmp_path):

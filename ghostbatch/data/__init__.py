@@ -13,6 +13,7 @@ from ghostbatch.data.catalog import (
 )
 from ghostbatch.data.datasets import Info
 from ghostbatch.data.feed import MicroBatch, TensorFeed, to_device
+from ghostbatch.data.fingerprint import Fingerprint, fingerprint_of
 from ghostbatch.data.folder import FolderFeed
 from ghostbatch.data.skipped import (
     BAD_IMAGE_LIMIT,
@@ -27,6 +28,7 @@ __all__ = [
     "DATASETS",
     "Data",
     "Feed",
+    "Fingerprint",
     "FolderFeed",
     "Info",
     "MicroBatch",
@@ -38,6 +40,7 @@ __all__ = [
     "check_limit",
     "find_dataset",
     "find_info",
+    "fingerprint_of",
     "is_folder",
     "load",
     "open_feed",

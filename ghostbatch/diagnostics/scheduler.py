@@ -1,6 +1,5 @@
 """A scheduler that drops the learning rate when the weights have moved a given distance."""
 
-import json
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch.optim import Optimizer
 
 from ghostbatch.diagnostics.distance import WeightDistance
 from ghostbatch.errors import InputError
+from ghostbatch.files import DamagedError, parse_line, read_regular
 from ghostbatch.optim import Rates, Regime, RegimeScheduler
 
 
@@ -127,14 +127,17 @@ def distances_at(metrics: str | Path, updates: Sequence[int]) -> tuple[float, ..
     Between two records the distance is interpolated linearly in log time. `ghostbatch.train` writes
     a record at every drop of the rate, so distances at drops are exact.
     """
+    known: dict[int, float] = {}
+    where, remedy = str(metrics), "name the metrics.jsonl of an intact run"
     try:
-        records = [json.loads(line) for line in Path(metrics).read_text().splitlines()]
-        pairs = [(int(r["update"]), r["distance"]) for r in records]
-        known = {update: float(d) for update, d in pairs if update > 0 and d is not None}
-    except (OSError, ValueError, TypeError, KeyError):
-        raise InputError(
-            "reference", f"{metrics} cannot be read", "name the run's metrics.jsonl"
-        ) from None
+        for number, line in enumerate(read_regular(Path(metrics)).splitlines(), start=1):
+            where = f"line {number} of {metrics}"
+            record = parse_line(line)
+            update, distance = int(record["update"]), record["distance"]
+            if update > 0 and distance is not None:
+                known[update] = float(distance)
+    except (OSError, ValueError, TypeError, KeyError, DamagedError):
+        raise InputError("reference", f"{where} cannot be read", remedy) from None
     times = sorted(known)
     for update in updates:
         if not times or not times[0] <= update <= times[-1]:

@@ -1,5 +1,6 @@
 """Ghost batch normalisation as a function, and the slow twin that defines it."""
 
+from ghostbatch.ops.backends.select import backend_name
 from ghostbatch.ops.functional import ghost_batch_norm
 from ghostbatch.ops.reference import (
     Running,
@@ -12,6 +13,7 @@ from ghostbatch.ops.running.groups import LOCAL
 __all__ = [
     "LOCAL",
     "Running",
+    "backend_name",
     "ghost_batch_norm",
     "ghost_batch_norm_reference",
     "ghost_count",

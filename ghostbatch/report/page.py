@@ -5,7 +5,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ghostbatch import __version__
-from ghostbatch.files import atomic_file
+from ghostbatch.files import atomic_file, remove_leftovers
 from ghostbatch.report.figures import draw_figures
 from ghostbatch.report.instruments import draw_instruments
 from ghostbatch.report.runs import read_results
@@ -15,6 +15,8 @@ from ghostbatch.report.table import HEADERS, Table, show_rates, table_of
 def write_report(folder: Path) -> tuple[Path, list[Table]]:
     """Write ``report.html`` and ``figures/`` into a folder of runs; return the page and tables."""
     results = read_results(folder)
+    for place in (folder, folder / "figures"):
+        remove_leftovers(place)
     tables = [table_of(row, groups) for row, groups in results.rows.items()]
     cells = [(row, group) for row, groups in results.rows.items() for group in groups]
     notes = (row.note for name, row in results.study.rows.items() if name in results.rows)

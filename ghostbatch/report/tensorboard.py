@@ -32,7 +32,7 @@ class TensorBoard:
         records = [record]
         if self._writer is None:
             self._writer = self._open(str(self._folder / "tensorboard"), purge_step=0)
-            records = read_records(self._folder / "metrics.jsonl") or records
+            records = read_records(self._folder / "metrics.jsonl", skip_damaged=True) or records
         for each in records:
             for name in SCALARS:
                 if (value := getattr(each, name)) is not None:

@@ -12,13 +12,13 @@ import torch
 
 from ghostbatch.data import find_info
 from ghostbatch.errors import check_positive, check_seconds
-from ghostbatch.files import locked
+from ghostbatch.files import locked, remove_leftovers
 from ghostbatch.study.executor import Event, Executor, Job, Where
 from ghostbatch.study.local import LocalExecutor
-from ghostbatch.study.manifest import held_part, read_study, write_study
+from ghostbatch.study.manifest import NAME, held_part, read_study, write_study
 from ghostbatch.study.placement import Placement, find_devices, gpu_share
 from ghostbatch.study.studies import Cell, Study
-from ghostbatch.train import find_device, read_summary
+from ghostbatch.train import find_device, intact_summary, read_summary
 from ghostbatch.train.folder import RunFolder
 
 OnEvent = Callable[[Cell, Event], None]
@@ -57,11 +57,12 @@ def run_study(
     held_part(study, cells, read_study(out))  # refuses the folder of another study
     for cell in cells:  # refuse a folder of another recipe, or with files that cannot be read
         folder = RunFolder(cell.folder(out), cell.plan)
-        if folder.summary() is None:
-            with warnings.catch_warnings(action="ignore"):  # the worker will warn
+        with warnings.catch_warnings(action="ignore"):  # the worker will warn
+            if folder.summary() is None:
                 folder.checkpoint()
     placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
     with locked(out) as lock, closing(make_executor(lock)) as executor:
+        remove_leftovers(out, owned=(NAME,))
         write_study(held_part(study, cells, read_study(out)), out)
         run_cells(cells, out, executor, placement, where, on_event)
 
@@ -81,7 +82,7 @@ def run_cells(
     """
     waiting: list[Cell] = []
     for cell in cells:
-        if (summary := read_summary(cell.folder(out) / "summary.json")) is not None:
+        if (summary := intact_summary(cell.folder(out) / "summary.json")) is not None:
             on_event(cell, summary)
         else:
             waiting.append(cell)

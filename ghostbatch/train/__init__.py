@@ -1,10 +1,17 @@
 """One run, from recipe to summary."""
 
 from ghostbatch.train.estimate import data_bytes, estimate
-from ghostbatch.train.folder import read_header
+from ghostbatch.train.header import read_header
 from ghostbatch.train.load import load_run
 from ghostbatch.train.loop import find_device, train
-from ghostbatch.train.record import OnRecord, Record, Summary, read_records, read_summary
+from ghostbatch.train.record import (
+    OnRecord,
+    Record,
+    Summary,
+    intact_summary,
+    read_records,
+    read_summary,
+)
 
 __all__ = [
     "OnRecord",
@@ -13,6 +20,7 @@ __all__ = [
     "data_bytes",
     "estimate",
     "find_device",
+    "intact_summary",
     "load_run",
     "read_header",
     "read_records",

@@ -4,19 +4,18 @@ import warnings
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 from torch import Tensor
 
 from ghostbatch.errors import InputError
-from ghostbatch.files import atomic_file
+from ghostbatch.files import DamagedError, atomic_file, check_regular
 from ghostbatch.recipe import Recipe
 
-FORMAT = 2
-
-
-class DamagedError(Exception):
-    """A checkpoint file that cannot be used."""
+FORMAT = 3
+READABLE = (2, FORMAT)
+"""Format 2 has no header."""
 
 
 class Checkpoints:
@@ -26,6 +25,8 @@ class Checkpoints:
         self.newest = folder / "checkpoint.pt"
         self.previous = folder / "checkpoint.previous.pt"
         self.recipe = recipe
+        self.header: dict[str, Any] = {}
+        """What run.json holds, so that it can be rebuilt from a checkpoint."""
         self._sound = False  # whether the newest is known to be intact, and so worth keeping
 
     def exist(self) -> bool:
@@ -34,8 +35,13 @@ class Checkpoints:
 
     def save(self, state: dict[str, Any], metrics: int) -> None:
         """Write the newest checkpoint; keep the one before as the previous one."""
-        recipe = self.recipe.as_dict()
-        content = {"format": FORMAT, "recipe": recipe, "metrics": metrics, "state": state}
+        content = {
+            "format": FORMAT,
+            "recipe": self.recipe.as_dict(),
+            "header": self.header,
+            "metrics": metrics,
+            "state": state,
+        }
         with atomic_file(self.newest, self.previous if self._sound else None) as file:
             torch.save({**content, "checksum": checksum(content)}, file)
         self._sound = True
@@ -45,10 +51,11 @@ class Checkpoints:
         damages = []
         for path in filter(Path.exists, (self.newest, self.previous)):
             try:
-                content = self._read(path)
+                content = read_checkpoint(path)
             except DamagedError as damage:
                 damages.append(f"{path} {damage}")
                 continue
+            self._check(path, content)
             if damages:
                 warnings.warn(f"{damages[0]}; continuing from {path.name}", stacklevel=2)
             self._sound = path == self.newest
@@ -57,15 +64,9 @@ class Checkpoints:
             raise InputError("checkpoint", damages[0], "delete it to start this run again")
         return None
 
-    def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            reason = str(error).strip().split("\n")[0].split(". ")[0]
-            raise DamagedError(f"cannot be read ({reason or type(error).__name__})") from None
-        if not isinstance(content, dict) or not {"format", "recipe"} <= content.keys():
-            raise DamagedError("is not a checkpoint of ghostbatch")
-        if content["format"] != FORMAT:
+    def _check(self, path: Path, content: dict[str, Any]) -> None:
+        """Refuse an intact checkpoint of another version or of another recipe."""
+        if content["format"] not in READABLE:
             order = "newer" if content["format"] > FORMAT else "older"
             raise InputError(
                 "checkpoint",
@@ -78,9 +79,32 @@ class Checkpoints:
                 f"{path} belongs to another recipe",
                 "delete it to start this run again",
             )
-        if content.pop("checksum", None) != checksum(content):
-            raise DamagedError("has changed since it was written (its checksum differs)")
-        return content
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint file; raise `DamagedError` unless it is intact.
+
+    A checksum of the values does not see that two equal tensors share their memory, for example.
+    So the CRCs of the zip file that torch.save writes are checked, too: torch.load does not.
+    """
+    check_regular(path)
+    try:
+        with ZipFile(path) as archive, warnings.catch_warnings(action="ignore"):
+            if (name := archive.testzip()) is not None:
+                raise DamagedError(f"has changed since it was written (in {name})")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        written = content.pop("checksum", None)
+        intact = written == checksum(content)
+    except DamagedError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0].split(". ")[0]
+        raise DamagedError(f"cannot be read ({reason or type(error).__name__})") from None
+    if written is None or not {"format", "recipe"} <= content.keys():
+        raise DamagedError("is not a checkpoint of ghostbatch")
+    if not intact:
+        raise DamagedError("has changed since it was written (its checksum differs)")
+    return dict(content)
 
 
 def checksum(content: Any) -> str:

@@ -75,6 +75,7 @@ class Journal:
             **measured,
         )
         if self.recorder is not None:
+            self.folder.check_lock()
             self.recorder.write(record)
         return record
 
@@ -90,7 +91,7 @@ class Journal:
         """Write a checkpoint, on the first rank, unless the last update left weights not finite."""
         if self.recorder is not None and isfinite(self.state.distance.distance().total):
             self.state.seconds = time.monotonic() - self._began
-            self.folder.checkpoints.save(self.state.state_dict(), self.recorder.sync())
+            self.folder.save(self.state.state_dict(), self.recorder.sync())
         self._saved = (time.monotonic(), self.state.update)
 
     def end(self) -> Summary:
@@ -121,7 +122,7 @@ class Journal:
         return self._end(last, "diverged", reason)
 
     def _end(self, last: Record, status: Status, reason: str | None = None) -> Summary:
-        """Write the summary, which comes last of all files."""
+        """Write the summary, when all records are on the disk: it comes last of all files."""
         self._share_skipped()
         skipped = self.state.skipped.parts
         summary = Summary(
@@ -137,7 +138,12 @@ class Journal:
             skipped_test_images=len(skipped["test"]),
         )
 
-        return self.ranks.on_rank_zero(lambda: self.folder.end(summary))
+        def write() -> Summary:
+            if self.recorder is not None:
+                self.recorder.sync()
+            return self.folder.end(summary)
+
+        return self.ranks.on_rank_zero(write)
 
     def close(self) -> None:
         """Close the file of records."""

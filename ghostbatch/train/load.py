@@ -17,7 +17,7 @@ from ghostbatch.nn import recalibrate, to_ghost
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.checkpoint import Checkpoints
 from ghostbatch.train.evaluate import evaluate
-from ghostbatch.train.folder import read_header
+from ghostbatch.train.header import read_header
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.record import Summary
 from ghostbatch.train.state import autocast, parameter_dtype, plain_model

@@ -107,12 +107,13 @@ def train(
         )
         with _open_folder(plan, out, ranks) as folder:
             return _continue(
-                state, split, ranks, folder, make_feed, make_journal, threads, evaluations
+                state, data, split, ranks, folder, make_feed, make_journal, threads, evaluations
             )
 
 
 def _continue(
     state: State,
+    data: Data,
     split: BatchSplit,
     ranks: Ranks,
     folder: RunFolder,
@@ -127,7 +128,9 @@ def _continue(
     recipe, device = state.plan.recipe, state.device
     if split.needs_full_batch and ranks.world > 1:
         to_cross_rank(state.model)
-    kept_bytes = _restore(state, folder, ranks)  # may refuse; nothing is written before
+    # These may refuse; nothing is written before.
+    ranks.on_rank_zero(lambda: folder.check_unchanged(device, data))
+    kept_bytes = _restore(state, folder, ranks)
     with explain_faults("data", *_data_does_not_fit(recipe, device)):
         feed = make_feed(
             batch=recipe.batch,
@@ -143,7 +146,7 @@ def _continue(
     with (
         explain_faults("micro", problem, memory_remedy(split)),
         closing(feed),
-        _threads(ranks.on_rank_zero(lambda: folder.begin(device, count, **how))),
+        _threads(ranks.on_rank_zero(lambda: folder.begin(device, count, data, **how))),
         closing(Update(state, feed, split, ranks)) as update,
         closing(make_journal(state, feed, split, ranks, folder, kept_bytes)) as journal,
         Signals(launched=ranks.world > 1) as signals,
@@ -252,8 +255,10 @@ def _open_folder(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[R
             folder = RunFolder(Path(out), plan)
             if plan.recipe.hold == "distance" and not folder.begun():
                 read_drop_targets(plan)  # may refuse; the folder does not exist yet
-            stack.enter_context(locked(folder.path))
-            return RunFolder(Path(out), plan)  # another run may have used it until now
+            lock = stack.enter_context(locked(folder.path))
+            folder = RunFolder(Path(out), plan, lock)  # another run may have used it until now
+            folder.repair()
+            return folder
 
         yield ranks.on_rank_zero(open_it)
 

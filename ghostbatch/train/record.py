@@ -2,15 +2,25 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ghostbatch.errors import InputError
-from ghostbatch.files import errors_name
+from ghostbatch.files import (
+    DamagedError,
+    add_crc,
+    atomic_file,
+    check_regular,
+    errors_name,
+    parse_line,
+    read_checked_json,
+    read_regular,
+    to_checked_json,
+)
 
 Split = Literal["train", "validation"]
 Status = Literal["finished", "diverged"]
@@ -59,16 +69,20 @@ class Summary:
     """Test images that could not be read and were left out of the accuracy."""
 
 
+Result = TypeVar("Result", Record, Summary)
 OnRecord = Callable[[Record], None]
 
 
 class Recorder:
     """Appends records to a file, after cutting it to ``keep`` bytes, and calls ``on_record``.
 
-    Records after the checkpoint are cut, because their updates will be run again.
+    Records after the checkpoint are cut, because their updates will be run again. Every line has a
+    checksum of its own, so that damage is found at any time and traced to its line, and a file that
+    was cut short is as good as whole up to there.
     """
 
     def __init__(self, path: Path, keep: int, on_record: OnRecord | None) -> None:
+        check_regular(path)
         self._path = path
         self._file = path.open("ab", buffering=0)  # closing then has nothing to write
         self._file.truncate(keep)
@@ -81,7 +95,7 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         """Append one record and call ``on_record``."""
-        line = to_json(record).encode() + b"\n"
+        line = add_crc(to_json(record)).encode() + b"\n"
         with errors_name(self._path):
             while line:
                 line = line[self._file.write(line) :]
@@ -97,35 +111,119 @@ class Recorder:
 
 def to_json(result: Record | Summary) -> str:
     """Return one JSON object; JSON has no NaN, so a number that is not finite becomes null."""
+    return json.dumps(_plain(result))
+
+
+def _plain(result: Record | Summary) -> dict[str, Any]:
     fields = asdict(result)
     bad = [name for name, v in fields.items() if isinstance(v, float) and not isfinite(v)]
-    return json.dumps({**fields, **dict.fromkeys(bad)})
+    return {**fields, **dict.fromkeys(bad)}
 
 
-def read_records(path: Path) -> list[Record]:
-    """Return the records of a file, without a last line that was cut short."""
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    with _readable(path):
-        return [Record(**_numbers(json.loads(line))) for line in lines]
+def read_records(path: Path, *, skip_damaged: bool = False) -> list[Record]:
+    """Return the records of a file, without a last line that was cut short.
+
+    Damaged lines are refused by their numbers, or left out.
+    """
+    records, damaged = parse_records(read_regular(path) if path.exists() else b"")
+    if damaged and not skip_damaged:
+        remedy = "once the run has ended, delete these lines to do without them"
+        raise InputError("folder", name_lines(path, damaged), remedy)
+    return records
+
+
+def parse_records(content: bytes) -> tuple[list[Record], list[int]]:
+    """Return the records in complete lines, and the numbers of the lines that are damaged."""
+    records, damaged = [], []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            records.append(_from_fields(Record, parse_line(line)))
+        except DamagedError:
+            damaged.append(number)
+    return records, damaged
+
+
+def name_lines(path: Path, numbers: Sequence[int]) -> str:
+    """Return which lines of a file are damaged, in words.
+
+    >>> name_lines(Path("metrics.jsonl"), [3, 4, 8, 9])
+    'lines 3, 4, 8 and 1 more of metrics.jsonl are damaged'
+    """
+    if len(numbers) == 1:
+        return f"line {numbers[0]} of {path} is damaged"
+    more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+    return f"lines {', '.join(map(str, numbers[:3]))}{more} of {path} are damaged"
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    """Write a summary with its checksum."""
+    with atomic_file(path) as file:
+        file.write(to_checked_json(_plain(summary)))
 
 
 def read_summary(path: Path) -> Summary | None:
-    """Return the summary, or None if the run has not ended."""
-    if not path.exists():
-        return None
-    with _readable(path):
-        return Summary(**_numbers(json.loads(path.read_text())))
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
+    """Return the summary, or None if the run has not ended; refuse a damaged one."""
     try:
-        yield
-    except (ValueError, TypeError, AttributeError):
-        raise InputError("folder", f"{path} cannot be read", "delete the run's folder") from None
+        return parse_summary(path)
+    except DamagedError as damage:
+        remedy = "run its command again, which writes it anew"
+        raise InputError("folder", f"{path} {damage}", remedy) from None
 
 
-def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
-    """Undo `to_json`: null becomes NaN, except in optional fields."""
-    optional = {"gradient_norm", "clipped", "reason"}
-    return {k: float("nan") if v is None and k not in optional else v for k, v in fields.items()}
+def intact_summary(path: Path) -> Summary | None:
+    """Return the summary, or None if there is none or it is damaged: then the run ends again."""
+    try:
+        return parse_summary(path)
+    except DamagedError:
+        return None
+
+
+def parse_summary(path: Path) -> Summary | None:
+    """Return the summary, or None if there is none; raise `DamagedError` if it is damaged."""
+    return _from_fields(Summary, read_checked_json(path)) if path.exists() else None
+
+
+def _from_fields(kind: type[Result], fields: dict[str, Any]) -> Result:
+    """Undo `_plain`; raise `DamagedError` if a field is unknown, missing or of another type."""
+    readers = _READERS[kind]
+    try:
+        return kind(**{name: readers[name](value) for name, value in fields.items()})
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise DamagedError("cannot be read") from None
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """Return a function that checks and converts the JSON value of a field of that type."""
+
+    def read_optional(value: Any) -> Any:
+        return None if value is None else inner(value)
+
+    def read_float(value: Any) -> float:
+        if value is None:
+            return nan
+        return float(_require(type(value) in (int, float), value))
+
+    def read_choice(value: Any) -> Any:
+        return _require(value in get_args(hint), value)
+
+    def read_exact(value: Any) -> Any:
+        return _require(type(value) is (get_origin(hint) or hint), value)
+
+    if isinstance(hint, UnionType):  # with None
+        inner = _reader(get_args(hint)[0])
+        return read_optional
+    if get_origin(hint) is Literal:
+        return read_choice
+    return read_float if hint is float else read_exact
+
+
+def _require(holds: bool, value: Any) -> Any:
+    if not holds:
+        raise ValueError(value)
+    return value
+
+
+_READERS: dict[type, dict[str, Callable[[Any], Any]]] = {
+    kind: {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
+    for kind in (Record, Summary)
+}

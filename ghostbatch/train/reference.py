@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ghostbatch.diagnostics import distances_at
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import LATEST, Plan, Recipe
-from ghostbatch.train.folder import read_header
+from ghostbatch.train.header import read_header
 from ghostbatch.train.record import read_summary
 
 SETTLED = 0.05

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ghostbatch.data import Info, SkippedImages
 from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
@@ -17,6 +17,7 @@ from ghostbatch.nn import (
     to_ghost,
     unconvertible,
 )
+from ghostbatch.ops import backend_name
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.monitor import Monitor
@@ -89,6 +90,7 @@ class State:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state`` was taken, also on another kind of device."""
+        check_same_network(self.plan.recipe.model, self.model, state["model"])
         kernels = [{k: group[k] for k in KERNELS} for group in self.optimizer.param_groups]
         for name in PARTS:
             getattr(self, name).load_state_dict(state[name])
@@ -129,9 +131,40 @@ def _check_convertible(recipe: Recipe, model: nn.Module) -> None:
         raise InputError("ghost", f"{recipe.model} has no batch norm layers", "set ghost to None")
 
 
+def check_same_network(name: str, model: nn.Module, saved: dict[str, Tensor]) -> None:
+    """Refuse weights of a network whose parameters had other names, shapes or another order."""
+    shapes = {each: tuple(tensor.shape) for each, tensor in model.state_dict().items()}
+    before = {each: tuple(tensor.shape) for each, tensor in saved.items()}
+    changes = (
+        *(f"has no {each} any more" for each in before if each not in shapes),
+        *(f"has a new {each}" for each in shapes if each not in before),
+        *(
+            f"now has {each} of shape {shape}, not {before[each]}"
+            for each, shape in shapes.items()
+            if before.get(each, shape) != shape
+        ),
+        *(
+            f"now has {each} where it had {was}"
+            for each, was in zip(shapes, before, strict=False)
+            if each != was
+        ),
+    )
+    if changes:
+        remedy = "restore it as it was when this run began, or choose another folder"
+        raise InputError("model", f"{name} {changes[0]}", remedy)
+
+
 def parameter_dtype(recipe: Recipe) -> torch.dtype:
     """Return the dtype of the weights: fp64 in fp64 runs, else fp32 (bf16 is autocast's)."""
     return torch.float64 if recipe.precision == "fp64" else torch.float32
+
+
+def norm_backend(recipe: Recipe, device: torch.device) -> str:
+    """Return which code normalises in training: "c", "triton" or "tensor", or else "pytorch"."""
+    if recipe.ghost is None:
+        return "pytorch"
+    dtype = torch.bfloat16 if recipe.precision == "bf16" else parameter_dtype(recipe)
+    return backend_name(device, dtype)
 
 
 def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:

@@ -1,6 +1,7 @@
 """A report shows what a folder of runs holds, and needs nothing else."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,7 @@ def folder(tmp_path_factory):
     lost = out / "f1-digits" / "SB" / "seed-2"
     train(replace(small, seed=2), out=lost)
     summary = json.loads((lost / "summary.json").read_text())
+    del summary["checksum"]
     (lost / "summary.json").write_text(json.dumps({**summary, "status": "diverged", "loss": None}))
     declare(out, ["SB", "+GBN"], seeds=(0, 1, 2))
     return out
@@ -201,10 +203,22 @@ def test_different_recipes_are_never_averaged(tmp_path, tiny):
         write_report(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["run.json", "summary.json", "metrics.jsonl"])
-def test_a_damaged_file_is_named(tmp_path, tiny, name):
+def test_a_report_removes_what_killed_ones_left(tmp_path, tiny):
     train(tiny, out=tmp_path)
-    (tmp_path / name).write_text("{\n")
+    (tmp_path / "figures").mkdir()
+    left = [tmp_path / "report.html.01234567.partial", tmp_path / "figures" / "1.svg.0.partial"]
+    for path in left:
+        path.write_text("half")
+        os.utime(path, (0, 0))
+    write_report(tmp_path)
+    assert not [path for path in left if path.exists()]
+
+
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "metrics.jsonl"])
+@pytest.mark.parametrize("content", [b"{\n", b"\xff\n"], ids=["cut", "no UTF-8"])
+def test_a_damaged_file_is_named(tmp_path, tiny, name, content):
+    train(tiny, out=tmp_path)
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=name):
         write_report(tmp_path)
 

@@ -72,6 +72,15 @@ def test_a_run_that_began_without_it_is_shown_from_its_beginning(tiny, tmp_path)
     assert shown(tmp_path) == written(tmp_path)
 
 
+def test_a_resumed_run_with_a_damaged_record_is_shown_without_it(tiny, tmp_path):
+    interrupted(tiny, tmp_path, 7)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"update": 2', b'"update": 3'))
+    with pytest.warns(UserWarning, match="lines 4, 5 of .*metrics.jsonl are damaged"):
+        train(tiny, out=tmp_path, on_record=TensorBoard(tmp_path))
+    assert [update for update, _ in shown(tmp_path)["train/loss"]][:3] == [1, 3, 4]
+
+
 def test_a_run_that_keeps_no_folder_is_shown_too(tiny, tmp_path):
     seen = []
     board = TensorBoard(tmp_path)

@@ -3,6 +3,7 @@
 import errno
 import json
 import pickle
+import resource
 from dataclasses import replace
 from threading import get_ident
 
@@ -139,14 +140,34 @@ def test_a_study_goes_on_with_its_other_cells_when_one_diverges(tiny, tmp_path):
     assert read_records(tmp_path / "tiny" / "mild" / "seed-0" / "metrics.jsonl")[-1].update == 16
 
 
+def test_a_cell_with_a_damaged_summary_is_ended_again(tiny, tmp_path, capfd):
+    study = Study("small", {"tiny": Row({"one": tiny})}, seeds=(0,))
+    ended = []
+
+    def note(_, event):
+        if isinstance(event, Summary):
+            ended.append(replace(event, seconds=0.0))
+
+    run(study, tmp_path, note)
+    (tmp_path / "tiny" / "one" / "seed-0" / "summary.json").write_text("{")
+    run(study, tmp_path, note)
+    assert ended == [ended[0]] * 2
+    assert (
+        "summary.json cannot be read; it is written again from the last checkpoint"
+        in capfd.readouterr().err
+    )
+
+
 def test_a_full_disk_is_reported_as_such_and_not_as_a_dead_worker(tiny, tmp_path, capfd):
-    folder = tmp_path / "tiny" / "one" / "seed-0"
-    folder.mkdir(parents=True)
-    (folder / "checkpoint.pt.partial").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        run(Study("small", {"tiny": Row({"one": tiny})}, seeds=(0,)), tmp_path)
-    assert caught.value.errno == errno.ENOSPC
-    assert caught.value.filename == str(folder / "checkpoint.pt")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))  # for the worker, too
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            run(Study("small", {"tiny": Row({"one": tiny})}, seeds=(0,)), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+    assert caught.value.filename == str(tmp_path / "tiny" / "one" / "seed-0" / "checkpoint.pt")
     assert capfd.readouterr() == ("", "")
 
 

@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+from ghostbatch import files
 from ghostbatch.train.checkpoint import Checkpoints
 from ghostbatch.train.record import Recorder
 from ghostbatch.train.update import Update
@@ -57,14 +58,19 @@ def die_at(number, everywhere):
 
 
 def full_disk(update, path):
-    """After an update, make ``path`` a file on a disk that is full."""
-    run = Update.__call__
+    """After an update, let ``path`` be written to a disk that is full."""
+    run, partial_path = Update.__call__, files._partial_path
+
+    def on_the_full_disk(target):
+        partial = partial_path(target)
+        if target == Path(path):
+            partial.symlink_to("/dev/full")
+        return partial
 
     def filling(self, **options):
         run(self, **options)
         if self.state.update == update:
-            Path(path).unlink(missing_ok=True)
-            Path(path).symlink_to("/dev/full")
+            files._partial_path = on_the_full_disk
 
     Update.__call__ = filling
 

@@ -1,6 +1,7 @@
 """A run that drops its rate where another one's weights had got to."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from math import inf
@@ -12,6 +13,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.report.page import write_report
 from ghostbatch.study import Row, Study
 from ghostbatch.study.manifest import write_study
+from ghostbatch.train.header import read_header
 from ghostbatch.train.record import read_records
 from ghostbatch.train.reference import read_drop_targets
 
@@ -41,7 +43,10 @@ def changed(folder, copy, distance):
     """A copy of a run whose distances are others."""
     shutil.copytree(folder, copy)
     records = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    lines = [json.dumps({**r, "distance": distance(r["update"])}) for r in records]
+    for record in records:
+        record["distance"] = distance(record["update"])
+        del record["crc"]
+    lines = map(json.dumps, records)
     (copy / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return copy
 
@@ -99,27 +104,35 @@ def test_a_phase_in_which_the_reference_settles_is_as_long_as_its_own(small, ref
     folder = changed(
         reference, tmp_path / "r", lambda update: walk.get(update, 4.0 if update else 0.0)
     )
-    header = json.loads((folder / "run.json").read_text())
+    header = read_header(folder)
     header["recipe"] = replace(small, regime=regime).as_dict()
     (folder / "run.json").write_text(json.dumps(header))
     legs = read_drop_targets(following(small, folder, regime=regime).plan(4000))
     assert legs == ((3.0, inf, 3.9), (16, 8, 16))
 
 
+def flip_a_digit(folder):
+    """In the distance of a record; the drop would come too early or too late."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().split("\n")
+    lines[2] = re.sub(r'("distance": \d*)\d', r"\g<1>9", lines[2])
+    path.write_text("\n".join(lines))
+
+
 def other_network(folder):
-    header = json.loads((folder / "run.json").read_text())
+    header = read_header(folder)
     header["recipe"]["model"] = "c1"
     (folder / "run.json").write_text(json.dumps(header))
 
 
 def other_updates(folder):
-    header = json.loads((folder / "run.json").read_text())
+    header = read_header(folder)
     header["recipe"]["batch"] = 64
     (folder / "run.json").write_text(json.dumps(header))
 
 
 def follower(folder):
-    header = json.loads((folder / "run.json").read_text())
+    header = read_header(folder)
     header["recipe"] |= {"hold": "distance", "reference": "runs/first"}
     (folder / "run.json").write_text(json.dumps(header))
 
@@ -130,6 +143,7 @@ def follower(folder):
         (shutil.rmtree, "holds no run"),
         (lambda folder: (folder / "summary.json").unlink(), "has not finished"),
         (lambda folder: (folder / "metrics.jsonl").unlink(), "cannot be read"),
+        (flip_a_digit, "line 3 of .*metrics.jsonl cannot be read"),
         (other_network, "has another model"),
         (other_updates, r"has phases of \(8, 8\) updates, but this recipe needs \(16, 16\)"),
         (follower, "follows another run; name that one: runs/first"),

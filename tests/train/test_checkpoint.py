@@ -1,28 +1,20 @@
 """Checkpoints: whole, of this run and of this format, or refused; the one before is kept."""
 
+import random
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from half_done import flip_bit, half_done
 
 from ghostbatch import train
 from ghostbatch.data import find_info
 from ghostbatch.errors import InputError
 from ghostbatch.train import loop
-from ghostbatch.train.checkpoint import checksum
+from ghostbatch.train.checkpoint import Checkpoints, checksum, read_checkpoint
 from ghostbatch.train.state import State
-
-
-def half_done(recipe, folder):
-    """Leave a run after its checkpoint at update 5."""
-
-    def interrupt(record):
-        if record.update > 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, out=folder, on_record=interrupt, checkpoint_seconds=0)
 
 
 def cut_short(path):
@@ -31,16 +23,28 @@ def cut_short(path):
 
 def flip_a_bit(path):
     """In the middle of the weights."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
+    flip_bit(path, 4 * path.stat().st_size)
+
+
+def change_the_format(path):
+    """As a flipped bit would, which the checksum shows."""
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "format": "2"}, path)
+
+
+def change_the_recipe(path):
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "recipe": {"batch": 64}}, path)
 
 
 def replace_by_foreign(path):
     torch.save({"weights": torch.zeros(3)}, path)
 
 
-@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, replace_by_foreign])
+DAMAGES = [cut_short, flip_a_bit, replace_by_foreign, change_the_format, change_the_recipe]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
     tiny, tmp_path, outcome, damage
 ):
@@ -54,7 +58,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, replace_by_foreign])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_where_no_checkpoint_is_whole_the_run_is_refused(tiny, tmp_path, damage):
     half_done(tiny, tmp_path)
     damage(tmp_path / "checkpoint.pt")
@@ -63,11 +67,45 @@ def test_where_no_checkpoint_is_whole_the_run_is_refused(tiny, tmp_path, damage)
         train(tiny, out=tmp_path)
 
 
+def test_a_flipped_bit_anywhere_leaves_the_checkpoint_as_it_was_or_the_one_before(tiny, tmp_path):
+    checkpoints = Checkpoints(tmp_path, tiny)
+    checkpoints.header = {"threads": 1}
+    for update in (1, 2):
+        weights = {"a": torch.full((3,), 1.0 * update), "b": torch.zeros(4), "c": torch.zeros(4)}
+        checkpoints.save({"model": weights, "update": update, "rates": [0.1, None]}, 10 * update)
+    intact = checkpoints.load()
+    newest = tmp_path / "checkpoint.pt"
+    before, written = read_checkpoint(checkpoints.previous), newest.read_bytes()
+    dice = random.Random(0)  # noqa: S311 (no secret)
+    for bit in dice.sample(range(8 * len(written)), 100):
+        flip_bit(newest, bit)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            found = Checkpoints(tmp_path, tiny).load()
+        assert checksum(found) == checksum(before if warned else intact), bit
+        b, c = found["state"]["model"]["b"], found["state"]["model"]["c"]
+        assert b.data_ptr() != c.data_ptr(), "they would be updated together"
+        newest.write_bytes(written)
+
+
+def test_a_checkpoint_of_the_format_before_continues(tiny, tmp_path, outcome):
+    train(tiny, out=tmp_path / "whole")
+    half_done(tiny, tmp_path / "cut")
+    content = torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)
+    del content["checksum"], content["header"]
+    content["format"] = 2
+    torch.save({**content, "checksum": checksum(content)}, tmp_path / "cut" / "checkpoint.pt")
+    train(tiny, out=tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
 @pytest.mark.parametrize(("number", "word"), [(99, "newer"), (1, "older")])
 def test_a_checkpoint_of_another_format_is_refused_by_name(tiny, tmp_path, number, word):
     half_done(tiny, tmp_path)
     content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    torch.save({**content, "format": number}, tmp_path / "checkpoint.pt")
+    del content["checksum"]
+    content["format"] = number
+    torch.save({**content, "checksum": checksum(content)}, tmp_path / "checkpoint.pt")
     with pytest.raises(InputError, match=f"^checkpoint: .* has format {number}, {word} than"):
         train(tiny, out=tmp_path)
 

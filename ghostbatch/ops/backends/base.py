@@ -65,6 +65,9 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
+    """As messages call it."""
+    key: ClassVar[str]
+    """As `backend_name` returns it, and run.json records it."""
     recomputes_relu_mask: ClassVar[bool] = True
     """Whether backward finds ReLU's mask from x. If not, or with a residual, autograd saves y."""
 

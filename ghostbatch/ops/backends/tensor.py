@@ -28,6 +28,7 @@ class TensorBackend(Backend):
     """PyTorch's own batch norm on each ghost, on a CPU; elsewhere tensor code on all ghosts."""
 
     name = "tensor code"
+    key = "tensor"
     recomputes_relu_mask = False
 
     def available(self, device: torch.device, dtype: torch.dtype) -> bool:

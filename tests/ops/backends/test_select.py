@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 
 import ghostbatch as gb
-from ghostbatch.ops import ghost_batch_norm, ghost_batch_norm_reference
+from ghostbatch.ops import backend_name, ghost_batch_norm, ghost_batch_norm_reference
 from ghostbatch.ops.backends import base, select
 from ghostbatch.ops.backends.base import NormCall
 from ghostbatch.ops.backends.triton import launch
@@ -51,11 +51,13 @@ def test_a_cpu_tensor_gets_the_c_kernels_for_their_dtypes_unless_switched_off(
     x = draw(8, 3, dtype=dtype)
     assert selected(x) is backend
     assert select.has_kernels(x) == (backend is not TENSOR)
+    assert backend_name(x.device, dtype) == {C: "c", TENSOR: "tensor"}[backend]
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_the_interpreter_runs_the_triton_kernels_on_cpu_tensors():
     assert selected(draw(8, 3)) is TRITON
+    assert backend_name(torch.device("cpu"), torch.float32) == "triton"
 
 
 @pytest.mark.usefixtures("compiler")

@@ -52,6 +52,7 @@ class CBackend(Backend):
     """One call forward, which also updates running statistics, and one backward."""
 
     name = "the C kernels"
+    key = "c"
 
     def available(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether this is a CPU and the kernels compile, on the first call per dtype."""

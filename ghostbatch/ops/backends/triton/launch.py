@@ -23,6 +23,7 @@ class TritonBackend(Backend):
     """One kernel forward, which also updates running statistics, and one backward."""
 
     name = "the Triton kernels"
+    key = "triton"
 
     def available(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether this is an NVIDIA GPU or the interpreter, and a supported dtype."""
