@@ -60,6 +60,7 @@ def to_ghost(
             layer.ghost = ghost
             layer.running = running or getattr(layer, "running", "sequential")
             layer.process_group = name_of(process_group) or getattr(layer, "process_group", None)
+            layer.number = norm.number_for(layer.process_group)
         elif isinstance(layer, _BatchNorm):
             left_alone.append(f"{name or 'model'} ({type(layer).__name__})")
     if left_alone:
@@ -76,4 +77,5 @@ def to_plain(model: Model) -> Model:
         if type(layer) in PLAIN_OF:
             layer.__class__ = PLAIN_OF[type(layer)]
             del layer.ghost, layer.running, layer.process_group
+            layer.__dict__.pop("number", None)
     return model
