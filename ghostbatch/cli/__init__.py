@@ -14,7 +14,13 @@ from types import FrameType
 from typing import Any
 
 from ghostbatch import __version__
-from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning, check_choice
+from ghostbatch.errors import (
+    InputError,
+    RankError,
+    RankLocalError,
+    RankLocalWarning,
+    check_choice,
+)
 
 COMMANDS = ("list", "plan", "train", "study", "report")
 """Modules of this package; each has a function ``command`` of its arguments."""
@@ -38,6 +44,8 @@ def main() -> None:
         run(sys.argv[1:])
     except InputError as error:
         fail(str(error), 2, every_rank=isinstance(error, RankLocalError))
+    except RankError as error:
+        fail(str(error), 1, every_rank=True)
     except KeyboardInterrupt:
         fail("interrupted; run the same command again to continue", 130)
     except Terminated:

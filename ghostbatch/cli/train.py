@@ -46,6 +46,8 @@ class RunOptions:
     """Processes that decode the images of a folder."""
     on_bad_image: OnBadImage = "fatal"
     """What to do with an image that cannot be read: stop, or warn and use another one."""
+    timeout: float = 600.0
+    """Seconds that ranks wait for each other before the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True)

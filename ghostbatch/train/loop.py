@@ -17,7 +17,7 @@ from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.journal import Journal
-from ghostbatch.train.ranks import Ranks, joined
+from ghostbatch.train.ranks import TIMEOUT, Ranks, joined
 from ghostbatch.train.record import OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
@@ -27,6 +27,9 @@ from ghostbatch.train.update import Update
 
 READ_EVERY = {"cpu": 1, "cuda": 20}
 """The devices, and updates between two readings of the monitor there: each waits for the GPU."""
+
+DOWNLOAD_TIMEOUT = 24 * 3600.0
+"""Seconds that the other ranks wait for one that downloads the data."""
 
 
 def train(
@@ -44,6 +47,7 @@ def train(
     workers: int = 2,
     on_bad_image: OnBadImage = "fatal",
     on_record: OnRecord | None = None,
+    timeout: float = TIMEOUT,
 ) -> Summary:
     """Run a recipe to its end, or continue the run that its folder holds; return the summary.
 
@@ -65,13 +69,17 @@ def train(
         workers: processes that decode the images of a folder.
         on_bad_image: "fatal" ends the run at an unreadable image; "skip" warns and takes another.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
+        timeout: seconds that ranks wait for each other before the run ends; inside a process group
+            that exists already, its own time-out counts.
 
     """
     where = find_device(device)
     counts = {"threads": threads, "evaluations": evaluations, "workers": workers}
     check_positive(**counts, checkpoint_updates=checkpoint_updates)
+    if not 1 <= timeout <= 1e6:
+        raise InputError("timeout", f"{timeout:g} is no time to wait", "use 1 to 1e6 seconds")
     generators = [] if where.type == "cpu" else [where]
-    with joined(where) as ranks, torch.random.fork_rng(devices=generators):
+    with joined(where, timeout) as ranks, torch.random.fork_rng(devices=generators):
         data = _load(recipe.data, data_dir, download, ranks)
         state = State(recipe.plan(data.info.samples), data.info, where)
         split = split_batch(recipe, state.model, micro, ranks.world)
@@ -196,7 +204,9 @@ def _load(name: str, data_dir: str | Path | None, download: bool, ranks: Ranks) 
     """Load the data set on every rank; one rank of each machine downloads it first if asked to."""
     if download and ranks.world > 1:
         downloads = os.environ.get("LOCAL_RANK", "0") == "0"
-        ranks.all_or_none(lambda: load(name, data_dir, download=True) if downloads else None)
+        ranks.all_or_none(
+            lambda: load(name, data_dir, download=True) if downloads else None, DOWNLOAD_TIMEOUT
+        )
         download = False
     return ranks.all_or_none(lambda: load(name, data_dir, download))
 

@@ -57,7 +57,7 @@ def shards(seed=0, sizes=None):
     return whole, whole.split(sizes)[dist.get_rank()]
 
 
-# ---------------------------------------------------------------------------- a mismatch is an error
+# -------------------------------------------------------------------------- a mismatch is an error
 
 
 @case
@@ -176,7 +176,7 @@ def a_batch_that_is_empty_everywhere_changes_nothing():
         same_statistics(model, before)
 
 
-# ----------------------------------------------------------------------- forwards without a backward
+# --------------------------------------------------------------------- forwards without a backward
 
 
 @case
