@@ -17,6 +17,7 @@ from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
 from ghostbatch.study import find_recipe
 from ghostbatch.train import Record, data_bytes, estimate, find_device, train
+from ghostbatch.train.ranks import TIMEOUT
 from ghostbatch.train.reference import read_drop_targets
 
 
@@ -46,7 +47,7 @@ class RunOptions:
     """Processes that decode the images of a folder."""
     on_bad_image: OnBadImage = "fatal"
     """What to do with an image that cannot be read: stop, or warn and use another one."""
-    timeout: float = 600.0
+    timeout: float = TIMEOUT
     """Seconds that ranks wait for each other before the run ends."""
 
 

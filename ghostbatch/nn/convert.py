@@ -14,6 +14,7 @@ from ghostbatch.nn import norm
 from ghostbatch.ops import Running
 from ghostbatch.ops.functional import check_options
 from ghostbatch.ops.running.groups import name_of
+from ghostbatch.ops.running.stats import UNNUMBERED
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,7 +61,8 @@ def to_ghost(
             layer.ghost = ghost
             layer.running = running or getattr(layer, "running", "sequential")
             layer.process_group = name_of(process_group) or getattr(layer, "process_group", None)
-            layer.number = norm.number_for(layer.process_group)
+            if getattr(layer, "number", UNNUMBERED) == UNNUMBERED:
+                layer.number = norm.number_for(layer.process_group)
         elif isinstance(layer, _BatchNorm):
             left_alone.append(f"{name or 'model'} ({type(layer).__name__})")
     if left_alone:

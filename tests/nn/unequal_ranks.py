@@ -2,6 +2,7 @@
 
 import copy
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -94,6 +95,21 @@ def a_forward_more_on_one_rank_is_refused_on_every_rank():
     with pytest.raises(RankError, match=OTHER_LAYERS):
         train_on(model, batch(0, 8))
     assert not PENDING
+
+
+@case
+def a_mismatch_on_gpus_is_refused_by_the_next_exchange():
+    """Where the host does not wait for the headers; here on the CPU, with a GPU's events."""
+    layers = [norm() for _ in range(dist.get_world_size())]
+    train_on(layers[0], batch(0, 8))
+    everybody = channel.open_channel(None, torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(everybody, "checks_later", True)
+        patch.setattr(torch, "Event", lambda _: Mock())
+        train_on(layers[0], batch(0, 8))
+        train_on(layers[dist.get_rank()], batch(0, 8))
+        with pytest.raises(RankError, match=OTHER_LAYERS):
+            train_on(layers[0], batch(0, 8))
 
 
 @case
@@ -209,17 +225,18 @@ def training_after_update_bn_needs_no_sync_statistics():
 
 @case
 def forwards_without_gradients_count_in_order_with_the_next_backward():
-    model = net()
-    twin = twin_of(model)
-    x, y, z = (shards(seed) for seed in range(3))
-    loss = model(x[1]).sum()
-    with torch.no_grad():
-        model(y[1])
-    loss.backward()
-    train_on(model, z[1])
-    for whole, _ in (x, y, z):
-        twin(whole)
-    same_statistics(model, twin)
+    for without_gradients in (torch.no_grad, torch.inference_mode):
+        model = net()
+        twin = twin_of(model)
+        x, y, z = (shards(seed) for seed in range(3))
+        loss = model(x[1]).sum()
+        with without_gradients():
+            model(y[1])
+        loss.backward()
+        train_on(model, z[1])
+        for whole, _ in (x, y, z):
+            twin(whole)
+        same_statistics(model, twin)
 
 
 @case

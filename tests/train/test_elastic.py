@@ -75,7 +75,7 @@ def base(tmp_path_factory):
 def printed(base, small):
     """A run on two ranks without any interruption, then commands that are refused."""
     commands = [
-        (*small, *FP64, "--out", base / "whole"),
+        (*small, *FP64, "--out", base / "whole", "--download"),
         (*small, *FP64, "--out", base / "sizes", "--micro", 48),
         (*small, *FP64, "--out", base / "whole", "--seed", 1),
         (*small, *FP64, "--out", base / "locked"),
@@ -203,7 +203,7 @@ def test_a_rank_that_stops_ends_the_others_in_one_line_and_keeps_the_checkpoint(
         *(base / "fourth", 0.1, *small, *FP64, "--out", out),
         *("--checkpoint-updates", 1, "--timeout", 2),
     )
-    waiting.until(lambda: (out / "checkpoint.pt").exists())
+    waiting.until((out / "checkpoint.pt").exists)
     os.kill(waiting.rank(1), signal.SIGSTOP)
     waiting.until(lambda: not runs(waiting.rank(0)))
     os.kill(waiting.rank(1), signal.SIGKILL)  # or torchrun would wait half a minute for it

@@ -54,10 +54,11 @@ class Unread(NamedTuple):
 
 
 class Channel:
-    """The exchanges of one process group on one kind of device."""
+    """The exchanges of one process group on one device."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self.group, self.device = group, device
+        self.checks_later = device.type != "cpu"
         self._last = self._expected = Layout(0, HEADER)
         self._followed_by: dict[Layout, Layout] = {}
         self._unread: Unread | None = None
@@ -89,16 +90,18 @@ class Channel:
     def _pack(self, numbers: list[int], parts: Sequence[Tensor]) -> Tensor:
         """Return one vector of numbers and tensors, in float64, which holds either exactly."""
         if self._numbers is None or self._numbers[0] != numbers:  # mostly those of the last time
-            device = parts[0].device
-            self._numbers = numbers, torch.tensor(numbers, dtype=torch.float64, device=device)
+            self._numbers = (
+                numbers,
+                torch.tensor(numbers, dtype=torch.float64, device=self.device),
+            )
         return torch.cat([self._numbers[1], *parts])
 
     def _check(self, headers: Tensor, layers: Sequence[RunningStats]) -> None:
         """Check the headers of all ranks now, or next time if they are on a GPU."""
-        if headers.device.type == "cpu":
+        if not self.checks_later:
             check(headers, layers)
             return
-        arrived = torch.Event(headers.device)
+        arrived = torch.Event(self.device)
         self._unread = Unread(headers.to("cpu", non_blocking=True), arrived, layers)
         arrived.record()
 
@@ -114,7 +117,7 @@ CHANNELS: WeakKeyDictionary[object, dict[torch.device, Channel]] = WeakKeyDictio
 
 def open_channel(group: Group, device: torch.device) -> Channel:
     """Return the channel of the group, as long as this process group lives."""
-    return CHANNELS.setdefault(resolve(group), {}).setdefault(device, Channel(group))
+    return CHANNELS.setdefault(resolve(group), {}).setdefault(device, Channel(group, device))
 
 
 def encode(what: object) -> int:

@@ -40,8 +40,9 @@ class Waiting:
 
     def update_alone(self, running: RunningStats, own: Contribution) -> None:
         """Update statistics by this rank's contribution; keep a copy of what they were."""
-        copies = [buffer.clone() for buffer in running.buffers()]
-        self._before.setdefault(id(running.mean), (running, copies))
+        if id(running.mean) not in self._before:
+            copies = [buffer.clone() for buffer in running.buffers()]
+            self._before[id(running.mean)] = running, copies
         apply_contributions(running, [own])
 
     def take(self, wanted: Callable[[RunningStats], bool]) -> list[Pending]:
