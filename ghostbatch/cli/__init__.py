@@ -45,7 +45,9 @@ def main() -> None:
     except InputError as error:
         fail(str(error), 2, every_rank=isinstance(error, RankLocalError))
     except RankError as error:
-        fail(str(error), 1, every_rank=True)
+        _print_error(str(error))
+        sys.stdout.flush()
+        os._exit(1)  # an ordinary exit would wait for the lost rank once more
     except KeyboardInterrupt:
         fail("interrupted; run the same command again to continue", 130)
     except Terminated:

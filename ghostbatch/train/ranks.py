@@ -152,16 +152,13 @@ def _explain_lost_rank(when: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error)
+        again = "run the same command again to continue from the last checkpoint"
         if any(late in text for late in LATE):
-            problem = f"a rank did not answer {when}"
-        elif any(gone in text for gone in GONE):
-            problem = "a rank has ended"
-        else:
-            raise
-        raise RankError(
-            f"{problem}; end all ranks and run the same command again to continue from the last "
-            "checkpoint, with a longer timeout if none was stopped"
-        ) from error
+            line = f"a rank did not answer {when}; end all ranks and {again}"
+            raise RankError(f"{line}, with a longer timeout if none was stopped") from error
+        if any(gone in text for gone in GONE):
+            raise RankError(f"a rank has ended; {again}") from error
+        raise
 
 
 def leave() -> None:

@@ -211,6 +211,18 @@ def update_bn_gives_each_rank_its_own_average_and_sync_statistics_that_of_all():
 
 
 @case
+def update_bn_works_under_ddp_which_broadcasts_buffers():
+    model = net()
+    twin = twin_of(model)
+    steps = [shards(seed) for seed in range(3)]
+    update_bn([shard for _, shard in steps], DistributedDataParallel(model))
+    assert model[3].running_mean.abs().sum() > 0
+    gb.sync_statistics(model)
+    update_bn([whole for whole, _ in steps], twin)
+    same_statistics(model, twin)
+
+
+@case
 def training_after_update_bn_needs_no_sync_statistics():
     model = net()
     twin = twin_of(model)
