@@ -136,8 +136,10 @@ def copies_of_a_layer_are_the_layer():
 
 @case
 def a_rank_that_never_comes_is_an_error_after_the_time_out():
-    everybody = dist.new_group(timeout=timedelta(seconds=0.5))
+    everybody = dist.new_group()
     layer = norm(process_group=everybody)
+    train_on(layer, batch(0, 8))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.2), everybody)
     if dist.get_rank() == 0:
         with pytest.raises(RankError, match=r"a rank did not take part.*Timed out.*gb\.LOCAL$"):
             train_on(layer, batch(0, 8))

@@ -201,7 +201,7 @@ def test_a_rank_that_stops_ends_the_others_in_one_line_and_keeps_the_checkpoint(
     out = base / "one rank stands still"
     waiting = Launch(
         *(base / "fourth", 0.1, *small, *FP64, "--out", out),
-        *("--checkpoint-updates", 1, "--timeout", 2),
+        *("--checkpoint-updates", 1, "--timeout", 5),
     )
     waiting.until((out / "checkpoint.pt").exists)
     os.kill(waiting.rank(1), signal.SIGSTOP)
@@ -210,7 +210,7 @@ def test_a_rank_that_stops_ends_the_others_in_one_line_and_keeps_the_checkpoint(
     code, _, stderr = waiting.end()
     assert code == 1
     assert ours(stderr) == [
-        "ghostbatch: a rank did not answer within 2 seconds; end all ranks and run the same "
+        "ghostbatch: a rank did not answer within 5 seconds; end all ranks and run the same "
         "command again to continue from the last checkpoint, with a longer timeout if none was "
         "stopped"
     ]
