@@ -53,3 +53,11 @@ class RankLocalError(InputError):
 
 class RankLocalWarning(UserWarning):
     """A warning that only some ranks may meet; each of them shows it, not only rank 0."""
+
+
+class RankError(RuntimeError):
+    """Raised where ranks that must act together do not: one does something else, or is lost.
+
+    The message is one line. The command line prints it on every rank that meets it and exits with
+    code 1.
+    """

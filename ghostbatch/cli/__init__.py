@@ -17,7 +17,13 @@ from typing import Any
 from ghostbatch import __version__
 from ghostbatch.cli.notices import is_first_rank as is_first_rank
 from ghostbatch.cli.notices import log_shown, said_if_slow, say
-from ghostbatch.errors import InputError, RankLocalError, RankLocalWarning, check_choice
+from ghostbatch.errors import (
+    InputError,
+    RankError,
+    RankLocalError,
+    RankLocalWarning,
+    check_choice,
+)
 from ghostbatch.stop import STOP_SIGNALS
 
 Command = Callable[[Sequence[str]], None]
@@ -51,6 +57,10 @@ def main() -> None:
             run(sys.argv[1:])
     except InputError as error:
         fail(str(error), 2, every_rank=isinstance(error, RankLocalError))
+    except RankError as error:
+        say(str(error))
+        sys.stdout.flush()
+        os._exit(1)  # an ordinary exit would wait for the lost rank once more
     except KeyboardInterrupt:
         fail(_stop_line(signal.SIGINT), 128 + signal.SIGINT)
     except Terminated as stop:

@@ -22,6 +22,7 @@ from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
 from ghostbatch.report.terminal import plain_console
 from ghostbatch.train import Record, data_bytes, estimate, find_device, read_header, train
+from ghostbatch.train.ranks import TIMEOUT
 from ghostbatch.train.reference import read_drop_targets
 
 
@@ -53,6 +54,8 @@ class RunOptions:
     """What to do with an image that cannot be read: stop, or warn and use another one."""
     bad_image_limit: float = BAD_IMAGE_LIMIT
     """With on_bad_image skip: largest fraction of the images that may be unreadable."""
+    timeout: float = TIMEOUT
+    """Seconds that ranks wait for each other before the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True)

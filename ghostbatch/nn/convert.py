@@ -17,6 +17,7 @@ from ghostbatch.nn import norm
 from ghostbatch.ops import Running
 from ghostbatch.ops.functional import check_options
 from ghostbatch.ops.running.groups import name_of
+from ghostbatch.ops.running.stats import UNNUMBERED
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -90,6 +91,8 @@ def to_ghost(
         layer.ghost = ghost
         layer.running = running or getattr(layer, "running", "sequential")
         layer.process_group = name_of(process_group) or getattr(layer, "process_group", None)
+        if getattr(layer, "number", UNNUMBERED) == UNNUMBERED:
+            layer.number = norm.number_for(layer.process_group)
     if not (norms or left_alone):
         warnings.warn("to_ghost found no batch norm in this model", stacklevel=2)
     return model
@@ -106,6 +109,7 @@ def to_plain(model: Model) -> Model:
             continue
         layer.__class__ = PLAIN_OF[type(layer)]
         del layer.ghost, layer.running, layer.process_group
+        layer.__dict__.pop("number", None)
     if replaced:
         warnings.warn(f"to_plain left {REPLACED}: {', '.join(replaced)}", stacklevel=2)
     return model

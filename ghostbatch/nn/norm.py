@@ -12,8 +12,10 @@ from ghostbatch.errors import InputError
 from ghostbatch.ops import Running, ghost_batch_norm
 from ghostbatch.ops.functional import check_options
 from ghostbatch.ops.reference import Activation
-from ghostbatch.ops.running.exchange import exchange_pending
-from ghostbatch.ops.running.groups import Group, name_of
+from ghostbatch.ops.running.exchange import sync_layers
+from ghostbatch.ops.running.groups import LOCAL, Group, name_of
+from ghostbatch.ops.running.pending import forget_pending
+from ghostbatch.ops.running.stats import UNNUMBERED, RunningStats, next_number
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -69,6 +71,7 @@ class GhostBatchNorm(_BatchNorm):
     ghost: int
     running: Running
     process_group: Group
+    number: int = UNNUMBERED  # of a layer that was pickled without one
     input_dims: tuple[int, ...]
     qconfig = _NoQconfig()
 
@@ -96,6 +99,7 @@ class GhostBatchNorm(_BatchNorm):
         self.ghost = ghost
         self.running = running
         self.process_group = name_of(process_group)
+        self.number = number_for(self.process_group)
 
     def forward(
         self,
@@ -125,6 +129,8 @@ class GhostBatchNorm(_BatchNorm):
             activation=activation,
             residual=residual,
             group=self.process_group,
+            # A compiler would compile the same block anew for every number.
+            number=UNNUMBERED if torch.compiler.is_compiling() else self.number,
         )
 
     def reset_parameters(self) -> None:
@@ -142,6 +148,15 @@ class GhostBatchNorm(_BatchNorm):
             f"{type(self).__name__} cannot be scripted",
             "call gb.to_plain(model) first, which evaluates the same, or use torch.export",
         )
+
+    def reset_running_stats(self) -> None:
+        """As in nn.BatchNorm; what earlier forwards contribute does not count any more."""
+        forget_pending(self.running_mean)
+        super().reset_running_stats()
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        forget_pending(self.running_mean)
+        super()._load_from_state_dict(*arguments)
 
     def extra_repr(self) -> str:
         """Show the ghost size next to what nn.BatchNorm shows."""
@@ -188,13 +203,30 @@ class LazyGhostBatchNorm3d(nn.LazyBatchNorm3d):
     forward = GhostBatchNorm.forward
 
 
+def number_for(group: Group) -> int:
+    """Return a number for a layer that is built or converted.
+
+    `LOCAL` layers need none. So a model with them, if only some ranks build it, leaves the numbers
+    of others alone.
+    """
+    return UNNUMBERED if group == LOCAL else next_number()
+
+
 def sync_statistics(model: nn.Module) -> None:
     """Bring the running statistics of ``model`` up to date on every rank; call it on all ranks.
 
     Backward does this already. Call it for layers that no gradient reaches, and after training-mode
-    forwards without backward. On one rank it does nothing.
+    forwards without backward, of which ranks may have run unequally many. On one rank it does
+    nothing.
     """
-    mine = {
-        id(layer.running_mean) for layer in model.modules() if isinstance(layer, GhostBatchNorm)
-    }
-    exchange_pending(lambda running: id(running.mean) in mine)
+    layers: dict[tuple[Group, torch.device], dict[int, RunningStats]] = {}
+    for layer in model.modules():
+        if not isinstance(layer, GhostBatchNorm):
+            continue
+        mean, var = layer.running_mean, layer.running_var
+        if mean is not None and var is not None:
+            rule = layer.num_batches_tracked, layer.momentum, layer.running, layer.number
+            found = layers.setdefault((layer.process_group, mean.device), {})
+            found[id(mean)] = RunningStats(mean, var, *rule)
+    for (group, _), found in layers.items():
+        sync_layers(list(found.values()), group)

@@ -16,9 +16,13 @@ from ghostbatch.ops.reference import (
     ghost_batch_norm_reference,
     values_per_channel,
 )
-from ghostbatch.ops.running.exchange import update_running, updates_in_forward
+from ghostbatch.ops.running.exchange import (
+    ExchangeAfterBackward,
+    update_running,
+    updates_in_forward,
+)
 from ghostbatch.ops.running.groups import LOCAL, Group, ranks_in
-from ghostbatch.ops.running.stats import RunningStats
+from ghostbatch.ops.running.stats import UNNUMBERED, RunningStats
 
 
 def ghost_batch_norm(
@@ -37,6 +41,7 @@ def ghost_batch_norm(
     activation: Activation | None = None,
     residual: Tensor | None = None,
     group: Group = LOCAL,
+    number: int = UNNUMBERED,
 ) -> Tensor:
     """Normalise ghosts of ``ghost`` consecutive samples; return ``activation(norm(x) + residual)``.
 
@@ -46,15 +51,22 @@ def ghost_batch_norm(
     ``momentum=None`` keeps a cumulative average and needs ``num_batches_tracked``. With
     ``training=False`` the running statistics are used, as in ``F.batch_norm``.
 
-    ``group`` names the ranks that share the running statistics; by default none do.
+    ``group`` names the ranks that share the running statistics; by default none do. ``number``
+    tells the layer from others when they do.
     """
     check_options(ghost, running, activation)
     tensors = {"weight": weight, "bias": bias, "num_batches_tracked": num_batches_tracked}
     _check_tensors(x, residual, running_mean=running_mean, running_var=running_var, **tensors)
+    stats = None
+    if training and running_mean is not None and running_var is not None:
+        stats = RunningStats(
+            running_mean, running_var, num_batches_tracked, momentum, running, number
+        )
     if not training or x.numel() == 0:
         # Without running statistics those of the batch are used, as PyTorch does.
         by_batch = training or running_mean is None
         y = F.batch_norm(x, running_mean, running_var, weight, bias, by_batch, momentum or 0.0, eps)
+        y = y if stats is None else _contribute_no_ghosts(y, stats, group)
         return _add_and_activate(y, residual, activation)
     if eps <= 0:
         raise ValueError(f"ghost_batch_norm eps must be positive during training, but got {eps}")
@@ -65,9 +77,6 @@ def ghost_batch_norm(
         )
     if momentum is None and running_mean is not None and num_batches_tracked is None:
         raise ValueError("momentum=None (a cumulative average) needs num_batches_tracked")
-    stats = None
-    if running_mean is not None and running_var is not None:
-        stats = RunningStats(running_mean, running_var, num_batches_tracked, momentum, running)
     return _train(NormCall(x, weight, bias, ghost, eps, activation, residual), stats, group)
 
 
@@ -83,15 +92,7 @@ def _train(call: NormCall, stats: RunningStats | None, group: Group) -> Tensor:
         return ghost_norm(call)[0]
     if torch.compiler.is_compiling():
         y, statistics = ghost_norm(call)
-        update_running_op(
-            running_mean=stats.mean,
-            running_var=stats.var,
-            num_batches_tracked=stats.num_batches_tracked,
-            statistics=statistics.detach()[::2],
-            momentum=stats.momentum,
-            running=stats.policy,
-            group=group,
-        )
+        _update_compiled(stats, statistics.detach()[::2], group)
         return y
     samples, ghost = call.x.shape[0], call.ghost
     if samples % ghost and ranks_in(group) > 1:
@@ -104,6 +105,32 @@ def _train(call: NormCall, stats: RunningStats | None, group: Group) -> Tensor:
     if not stats.updated:
         update_running(stats, statistics.detach()[::2], group)
     return y
+
+
+def _update_compiled(stats: RunningStats, moments: Tensor, group: Group) -> None:
+    """Update the running statistics by an operator, as `update_running` does."""
+    update_running_op(
+        running_mean=stats.mean,
+        running_var=stats.var,
+        num_batches_tracked=stats.num_batches_tracked,
+        statistics=moments,
+        momentum=stats.momentum,
+        running=stats.policy,
+        group=group,
+    )
+
+
+def _contribute_no_ghosts(y: Tensor, stats: RunningStats, group: Group) -> Tensor:
+    """Return the empty y; take part in the exchange with other ranks, which may have samples."""
+    if _inside_torch_func() or ranks_in(group) == 1:
+        return y
+    dtype = torch.promote_types(y.dtype, torch.float32)
+    moments = torch.zeros(2, 0, stats.mean.numel(), dtype=dtype, device=y.device)
+    if torch.compiler.is_compiling():
+        _update_compiled(stats, moments, group)
+        return y
+    update_running(stats, moments, group)
+    return ExchangeAfterBackward.apply(y)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _reference(call: NormCall, stats: RunningStats | None) -> Tensor:

@@ -27,7 +27,7 @@ from ghostbatch.train.evaluate import check_outputs
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.journal import Journal
-from ghostbatch.train.ranks import Ranks, joined
+from ghostbatch.train.ranks import TIMEOUT, Ranks, joined
 from ghostbatch.train.record import OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
@@ -38,6 +38,9 @@ from ghostbatch.train.update import Update
 
 READ_EVERY = {"cpu": 1, "cuda": 20}
 """The devices, and updates between two readings of the monitor there: each waits for the GPU."""
+
+DOWNLOAD_TIMEOUT = 24 * 3600.0
+"""Seconds that the other ranks wait for one that downloads the data."""
 
 
 def train(
@@ -56,6 +59,7 @@ def train(
     on_bad_image: OnBadImage = "fatal",
     bad_image_limit: float = BAD_IMAGE_LIMIT,
     on_record: OnRecord | None = None,
+    timeout: float = TIMEOUT,
 ) -> Summary:
     """Run a recipe to its end, or continue the run that its folder holds; return the summary.
 
@@ -78,6 +82,8 @@ def train(
         on_bad_image: "fatal" ends the run at an unreadable image; "skip" warns and takes another.
         bad_image_limit: largest fraction of the images, of each part, that may be skipped.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
+        timeout: seconds that ranks wait for each other before the run ends; inside a process group
+            that exists already, its own time-out counts.
 
     """
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
@@ -88,8 +94,10 @@ def train(
     check_limit(bad_image_limit)
     if out == "":  # Python takes it for the current folder
         raise InputError("out", "the path is empty", "name a folder, or use None")
+    if not 1 <= timeout <= 1e6:
+        raise InputError("timeout", f"{timeout:g} is no time to wait", "use 1 to 1e6 seconds")
     generators = [] if where.type == "cpu" else [where]
-    with joined(where) as ranks, torch.random.fork_rng(devices=generators):
+    with joined(where, timeout) as ranks, torch.random.fork_rng(devices=generators):
         data = _load(recipe, data_dir, download, ranks)
         plan = recipe.plan(data.info.samples)
         problem = f"{recipe.model} does not fit into the memory of {where}"
@@ -226,7 +234,9 @@ def _load(recipe: Recipe, data_dir: str | Path | None, download: bool, ranks: Ra
     """Load the data set on every rank; one rank of each machine downloads it first if asked to."""
     if download and ranks.world > 1:
         downloads = os.environ.get("LOCAL_RANK", "0") == "0"
-        ranks.all_or_none(lambda: load(recipe.data, data_dir, True) if downloads else None)
+        ranks.all_or_none(
+            lambda: load(recipe.data, data_dir, True) if downloads else None, DOWNLOAD_TIMEOUT
+        )
         download = False
 
     def ask() -> Data:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, RankError
 
 Answer = TypeVar("Answer")
 
@@ -52,17 +53,28 @@ class Ranks:
             raise box[0]
         return box[0]  # type: ignore[no-any-return]
 
-    def all_or_none(self, ask: Callable[[], Answer]) -> Answer:
-        """Call ``ask`` on every rank and return each one's answer; if one raises, all raise."""
+    def all_or_none(self, ask: Callable[[], Answer], seconds: float | None = None) -> Answer:
+        """Call ``ask`` on every rank and return each one's answer; if one raises, all raise.
+
+        Args:
+            ask: what may take different times on different ranks.
+            seconds: how long ranks wait for each other here, if not as long as elsewhere.
+
+        """
         if self.world == 1:
             return ask()
+        group = None
+        if seconds is not None:
+            group = dist.new_group(timeout=timedelta(seconds=seconds), backend="gloo")
         found, refusal = None, None
         try:
             found = ask()
         except (InputError, OSError) as error:
             refusal = error
         everyone: list[Any] = [None] * self.world
-        dist.all_gather_object(everyone, refusal)
+        dist.all_gather_object(everyone, refusal, group=group)
+        if group is not None:
+            dist.destroy_process_group(group)
         for refused in filter(None, everyone):
             raise refused
         return found  # type: ignore[return-value]
@@ -93,27 +105,68 @@ class Ranks:
         return DistributedDataParallel(model, **option)  # type: ignore[arg-type]
 
 
+TIMEOUT = 600.0
+"""Seconds that ranks wait for each other, unless the user says otherwise."""
+
+
 @contextmanager
-def joined(device: torch.device) -> Iterator[Ranks]:
-    """Yield the ranks of the caller's process group, or of torchrun, or a single one."""
+def joined(device: torch.device, timeout: float = TIMEOUT) -> Iterator[Ranks]:
+    """Yield the ranks of the caller's process group, or of torchrun, or a single one.
+
+    ``timeout`` is in seconds; a process group of the caller has its own.
+    """
     if dist.is_available() and dist.is_initialized():
-        yield Ranks(dist.get_rank(), dist.get_world_size())
+        with _explain_lost_rank("in the time of its process group"):
+            yield Ranks(dist.get_rank(), dist.get_world_size())
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        store, rank, world = next(_rendezvous("env://"))
+        _start(device, timeout)
+        try:
+            with _explain_lost_rank(f"within {timeout:g} seconds"):
+                yield Ranks(dist.get_rank(), dist.get_world_size())
+        finally:
+            leave()
+    else:
+        yield Ranks()
+
+
+def _start(device: torch.device, timeout: float) -> None:
+    """Create the process group of the ranks that torchrun has started."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    starting = max(timeout, TIMEOUT)  # processes may start at quite different times
+    with _explain_lost_rank(f"within {starting:g} seconds"):
+        store, rank, world = next(_rendezvous("env://", timeout=timedelta(seconds=starting)))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=_PrefixStore(agree_on_name(store, rank, world), store),
             rank=rank,
             world_size=world,
+            timeout=timedelta(seconds=timeout),
         )
-        try:
-            yield Ranks(dist.get_rank(), dist.get_world_size())
-        finally:
-            leave()
-    else:
-        yield Ranks()
+
+
+LATE = ("Timed out waiting", "timeout caused pair closure", "wait timeout after")
+GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
+@contextmanager
+def _explain_lost_rank(when: str) -> Iterator[None]:
+    """Turn the error of a collective that a rank did not take part in into one line.
+
+    gloo and the store raise plain RuntimeErrors, so only their texts tell. On GPUs NCCL does not
+    raise: its own thread ends the process after the time-out.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        again = "run the same command again to continue from the last checkpoint"
+        if any(late in text for late in LATE):
+            line = f"a rank did not answer {when}; end all ranks and {again}"
+            raise RankError(f"{line}, with a longer timeout if none was stopped") from error
+        if any(gone in text for gone in GONE):
+            raise RankError(f"a rank has ended; {again}") from error
+        raise
 
 
 def leave() -> None:
@@ -139,8 +192,11 @@ def agree_on_name(store: Any, rank: int, world: int) -> str:
         name = str(store.get(f"answer/{mine}").decode())
         store.set(f"heard/{name}/{rank}", "")
         return name
+    deadline = time.monotonic() + store.timeout.total_seconds()
     for other in range(1, world):
         while not store.check([f"heard/{mine}/{other}"]):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"wait timeout after {store.timeout}: rank {other}")
             greeting = store.get(f"greeting/{other}").decode()
             store.set(f"answer/{greeting}", mine)
             time.sleep(0.01)

@@ -95,7 +95,7 @@ def on_folder(images):
 def printed(base, small):
     """A run on two ranks without any interruption, then commands that are refused."""
     commands = [
-        (*small, *FP64, "--out", base / "whole"),
+        (*small, *FP64, "--out", base / "whole", "--download"),
         (*small, *FP64, "--out", base / "sizes", "--micro", 48),
         (*small, *FP64, "--out", base / "whole", "--seed", 1),
         (*small, *FP64, "--out", base / "locked"),
@@ -222,3 +222,38 @@ def test_a_stopped_run_that_loses_a_rank_restarts_itself_and_ends_bit_identical(
     assert code == 0, stderr[-3000:]
     assert stdout.count("finished: accuracy") == 1
     assert outcome(out) == outcome(whole)
+
+
+def test_a_rank_that_stops_ends_the_others_in_one_line_and_keeps_the_checkpoint(
+    base, small, whole, launch
+):
+    out = base / "one rank stands still"
+    waiting = Launch(
+        *(base / "fourth", 0.1, *small, *FP64, "--out", out),
+        *("--checkpoint-updates", 1, "--timeout", 5),
+    )
+    waiting.until((out / "checkpoint.pt").exists)
+    os.kill(waiting.rank(1), signal.SIGSTOP)
+    waiting.until(lambda: not runs(waiting.rank(0)))
+    os.kill(waiting.rank(1), signal.SIGKILL)  # or torchrun would wait half a minute for it
+    code, _, stderr = waiting.end()
+    assert code == 1
+    assert ours(stderr) == [
+        "ghostbatch: a rank did not answer within 5 seconds; end all ranks and run the same "
+        "command again to continue from the last checkpoint, with a longer timeout if none was "
+        "stopped"
+    ]
+    assert 1 <= checkpoint(out)["state"]["update"] < 31
+    again = launch(*small, *FP64, "--out", out)
+    assert again.wait() == 0, again.said
+    mine, theirs = (checkpoint(folder)["state"]["model"] for folder in (out, whole))
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(mine[name], tensor, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def runs(process):
+    """Whether a process is there and is no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,14 +1,18 @@
 """One run on many ranks and in micro-batches: the numbers of one rank and one pass."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import train_variants
 from launch_ranks import torchrun
 
 from ghostbatch.files import parse_line
+from ghostbatch.train.loop import _load
+from ghostbatch.train.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +69,19 @@ def test_the_variants_use_what_they_are_meant_to_test(out):
     ]
     clipped = [r["clipped"] for r in records if r["split"] == "train"]
     assert 0 < sum(clipped) / len(clipped) < 1
+
+
+def test_the_time_out_of_updates_does_not_end_a_download(monkeypatch):
+    """Ranks wait for the one that downloads in a group of its own, with a time-out of its own."""
+    waited = []
+
+    def gather(everyone, own, group):
+        everyone[:] = [own] * len(everyone)
+        waited.append(group)
+
+    monkeypatch.setattr(dist, "new_group", lambda timeout, backend: (timeout, backend))
+    monkeypatch.setattr(dist, "destroy_process_group", waited.append)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    _load("digits", None, True, Ranks(1, 2))
+    patient = (timedelta(days=1), "gloo")
+    assert waited == [patient, patient, None]  # gathered, destroyed; then loaded as usual

@@ -232,6 +232,13 @@ def test_a_folder_in_use_is_refused(tiny, tmp_path):
     assert not (tmp_path / "run.json").exists()
 
 
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_time_out_that_is_no_time_is_refused(tiny, tmp_path, seconds):
+    with pytest.raises(InputError, match=r"^timeout: .* is no time to wait; use 1 to 1e6 seconds$"):
+        train(tiny, out=tmp_path / "run", timeout=seconds)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_device_that_is_not_there_is_refused(tiny, tmp_path):
     with pytest.raises(InputError, match=r"^device: quantum is not available here; use cpu"):
         train(tiny, out=tmp_path / "run", device="quantum")

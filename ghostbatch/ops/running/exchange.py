@@ -2,30 +2,37 @@
 
 On one rank it happens at once. On many, each rank's contribution is kept as pending until the end
 of backward; then one small collective for all layers together brings the contributions to every
-rank.
+rank (`channel` says how, and what happens if ranks differ). A rank with an empty batch contributes
+no ghosts, and takes part all the same.
+
+Without gradients there may never be a backward, and ranks may run unequally many forwards, as in
+``torch.optim.swa_utils.update_bn``. There a rank updates its statistics by its own contribution at
+once, and keeps a copy of what they were. The next exchange starts from that copy, so afterwards
+they are exact. It is that of the next backward, if all ranks have run the same forwards, or of
+`sync_layers`, where ranks may have run unequally many.
+
+What cannot be seen from what is sent is a rank that sends nothing: one that does not run backward
+when the others do, or is stopped. The others wait until their process group's time-out, or until
+that rank ends, or runs its next backward, in which the mismatch shows.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 
-from ghostbatch.ops.running.groups import Group, gather, ranks_in
+from ghostbatch.errors import RankError
+from ghostbatch.ops.running.channel import encode_widths, explain, open_channel
+from ghostbatch.ops.running.groups import Group, gather_objects, ranks_in
+from ghostbatch.ops.running.pending import PENDING, Pending, take_pending, waiting_for
 from ghostbatch.ops.running.stats import RunningStats
 from ghostbatch.ops.running.update import Contribution, apply_contributions, contribution
 
-
-class Pending(NamedTuple):
-    """A contribution of this rank that waits for those of the other ranks."""
-
-    running: RunningStats
-    contribution: Contribution
-
-
-PENDING: dict[tuple[Group, torch.device], list[Pending]] = {}
-_queued_for: int | None = None  # graph task of the backward that will exchange them at its end
+_queued_for: int | None = None  # graph task of the backward that will exchange what is pending
 
 
 def inside_backward() -> bool:
@@ -51,10 +58,45 @@ def update_running(
     own = contribution(running, moments)
     if ranks_in(group) == 1:
         apply_contributions(running, [own])
-    elif defer:
-        PENDING.setdefault((group, own.sums.device), []).append(Pending(running, own))
-    else:
+        return
+    _refuse_join()
+    if not defer:
         _exchange([Pending(running, own)], group)
+        return
+    waiting = waiting_for(group, own.sums.device)
+    waiting.add(running, own)
+    if not torch.is_grad_enabled():
+        waiting.update_alone(running, own)
+
+
+def _refuse_join() -> None:
+    """Refuse DDP's join: a rank that has joined early sends nothing more, and the others hang."""
+    # Private names, but the only trace of the context; without them the wait ends in a time-out.
+    active: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    config = getattr(active, "_join_config", None)
+    if getattr(config, "enable", False):
+        raise RankError(
+            "running statistics: under DDP's join a rank may end before the others, and cannot "
+            "take part in their exchange; give it empty batches instead, or keep statistics to "
+            "each rank with process_group=gb.LOCAL"
+        )
+
+
+class ExchangeAfterBackward(torch.autograd.Function):
+    """The identity. Its backward queues the exchange, as that of a layer with ghosts does."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        """Return y."""
+        del ctx
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> Tensor:
+        """Return the gradient."""
+        del ctx
+        exchange_after_backward()
+        return dy[0]
 
 
 def exchange_after_backward() -> None:
@@ -67,29 +109,54 @@ def exchange_after_backward() -> None:
 
 
 @torch.no_grad()
-def exchange_pending(wanted: Callable[[RunningStats], bool] = lambda _: True) -> None:
-    """Exchange the wanted pending contributions: one collective per group and device."""
-    for (group, device), waiting in list(PENDING.items()):
-        now = [pending for pending in waiting if wanted(pending.running)]
-        PENDING[group, device] = [pending for pending in waiting if not wanted(pending.running)]
-        if not PENDING[group, device]:
-            del PENDING[group, device]
-        if now:
-            _exchange(now, group)
+def exchange_pending() -> None:
+    """Exchange all pending contributions: one collective per group and device."""
+    for (group, _), pending in take_pending(lambda _: True).items():
+        _exchange(pending, group)
 
 
 def _exchange(pending: Sequence[Pending], group: Group) -> None:
-    """Send all contributions as one vector, receive every rank's, and apply them."""
-    widest = torch.float32
-    for _, own in pending:
-        widest = torch.promote_types(widest, own.sums.dtype)
-    parts = []
-    for _, (ghosts, sums) in pending:
-        count = torch.as_tensor(ghosts, dtype=widest, device=sums.device)
-        parts += [count.view(1), sums.flatten().to(widest)]
-    everyone = gather(torch.cat(parts), group).split([part.numel() for part in parts], dim=1)
-    for (running, own), counts, sums in zip(pending, everyone[::2], everyone[1::2], strict=True):
-        by_rank = zip(counts.unbind(), sums.unbind(), strict=True)
-        apply_contributions(
-            running, [Contribution(count, row.view_as(own.sums)) for count, row in by_rank]
-        )
+    """Send this rank's contributions, receive every rank's, and apply them."""
+    own = [each.own for each in pending]
+    channel = open_channel(group, own[0].sums.device)
+    by_layer = channel.exchange([each.running for each in pending], own)
+    for each, contributions in zip(pending, by_layer, strict=True):
+        apply_contributions(each.running, contributions)
+
+
+@torch.no_grad()
+def sync_layers(layers: Sequence[RunningStats], group: Group) -> None:
+    """Exchange what is pending for these layers of one device, on all ranks of the group.
+
+    Ranks may have run the layers unequally often: a rank contributes no ghosts to a forward that it
+    has not run. So they first tell each other what they have. On one rank this does nothing.
+    """
+    if ranks_in(group) == 1 or not layers:
+        return
+    keys = {id(layer.mean) for layer in layers}
+    taken = take_pending(lambda running: id(running.mean) in keys)
+    own: dict[int, list[Pending]] = {key: [] for key in keys}
+    for each in (pending for some in taken.values() for pending in some):
+        own[id(each.running.mean)].append(each)
+    rules = [
+        [(each.running.momentum, each.running.policy) for each in own[id(layer.mean)]]
+        for layer in layers
+    ]
+    everyone = gather_objects((encode_widths(layers), rules), group)
+    other = [str(rank) for rank, (widths, _) in enumerate(everyone) if widths != everyone[0][0]]
+    if other:
+        raise RankError(explain(", ".join(other), layers))
+    pending = []
+    for layer, *by_rank in zip(layers, *(each for _, each in everyone), strict=True):
+        mine = own[id(layer.mean)]
+        longest: list[Any] = max(by_rank, key=len)
+        pending += mine + [_without_ghosts(layer, *rule) for rule in longest[len(mine) :]]
+    if pending:
+        _exchange(pending, group)
+
+
+def _without_ghosts(layer: RunningStats, momentum: float | None, policy: str) -> Pending:
+    """Return the contribution to a forward that only other ranks have run."""
+    dtype = torch.promote_types(layer.mean.dtype, torch.float32)
+    sums = torch.zeros(2, layer.mean.numel(), dtype=dtype, device=layer.mean.device)
+    return Pending(replace(layer, momentum=momentum, policy=policy), Contribution(0, sums))

@@ -5,6 +5,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+UNNUMBERED = -1
+_numbered = 0
+
+
+def next_number() -> int:
+    """Return the next number for a layer that is built or converted in this process.
+
+    Ranks that run the same script build the same layers in the same order, so a layer has the same
+    number on each, and its copies keep it.
+    """
+    global _numbered  # noqa: PLW0603
+    _numbered += 1
+    return _numbered - 1
+
+
+def count_numbered() -> int:
+    """Return how many numbers have been given out."""
+    return _numbered
+
 
 @dataclass(eq=False)
 class RunningStats:
@@ -17,6 +36,8 @@ class RunningStats:
     """None: the average over all ghosts so far."""
     policy: str
     """"sequential", one update per ghost, or "mean", one with the mean over ghosts."""
+    number: int = UNNUMBERED
+    """Tells the layer from others when ranks exchange contributions; see `next_number`."""
     updated: bool = False
     """Whether the forward has updated them."""
 
@@ -34,6 +55,10 @@ class RunningStats:
     def mark_updated(self) -> None:
         """Record that a kernel has written the buffers; autograd cannot see that by itself."""
         self.updated = True
-        for buffer in (self.mean, self.var, self.num_batches_tracked):
-            if buffer is not None:
-                torch.autograd.graph.increment_version(buffer)
+        for buffer in self.buffers():
+            torch.autograd.graph.increment_version(buffer)
+
+    def buffers(self) -> list[Tensor]:
+        """Return the buffers that an update writes."""
+        counted = [] if self.num_batches_tracked is None else [self.num_batches_tracked]
+        return [self.mean, self.var, *counted]

@@ -38,13 +38,14 @@ def apply_contributions(running: RunningStats, contributions: Sequence[Contribut
     """Update the running statistics by the ranks' contributions, in the order of the ranks.
 
     With ``momentum=None`` they become the average over all ghosts so far. With the policy "mean"
-    there is one update, with the mean over all ghosts.
+    there is one update, with the mean over all ghosts. A rank may contribute no ghosts, and if
+    none does, nothing changes.
     """
     tracked, momentum, policy = running.num_batches_tracked, running.momentum, running.policy
     ghosts = sum(each.ghosts for each in contributions)
     if tracked is not None:
         count = ghosts.to(torch.long).squeeze() if isinstance(ghosts, Tensor) else ghosts
-        tracked.add_(1 if policy == "mean" else count)
+        tracked.add_(1 * (count > 0) if policy == "mean" else count)
     for row, buffer in enumerate((running.mean, running.var)):
         updated = buffer
         if policy == "sequential" and momentum is not None:
@@ -57,4 +58,8 @@ def apply_contributions(running: RunningStats, contributions: Sequence[Contribut
                 updated = buffer + momentum * step
             elif tracked is not None:
                 updated = buffer + step / tracked
+            if isinstance(ghosts, Tensor):
+                updated = torch.where(ghosts > 0, updated, buffer)
+            elif not ghosts:
+                updated = buffer
         buffer.copy_(updated)
