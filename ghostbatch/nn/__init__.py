@@ -1,8 +1,10 @@
 """Ghost batch norm layers, conversion of models, and the paper's networks."""
 
+from ghostbatch.nn.cast import call_with_cast_weights
 from ghostbatch.nn.convert import to_ghost, to_plain
 from ghostbatch.nn.cross_rank import to_cross_rank
 from ghostbatch.nn.dropout import BatchPosition, key_dropout
+from ghostbatch.nn.fold import fold_convolutions, unfold_convolutions
 from ghostbatch.nn.networks import MODELS, find_model
 from ghostbatch.nn.norm import (
     GhostBatchNorm1d,
@@ -17,10 +19,13 @@ __all__ = [
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
+    "call_with_cast_weights",
     "find_model",
+    "fold_convolutions",
     "key_dropout",
     "sync_statistics",
     "to_cross_rank",
     "to_ghost",
     "to_plain",
+    "unfold_convolutions",
 ]

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ghostbatch.nn.norm import GhostBatchNorm
+from ghostbatch.nn.pool import MaxPool2d
 
 
 def norm_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -49,7 +50,7 @@ class ConvNormReLU(nn.Module):
     ) -> None:
         super().__init__()
         self.conv = conv(fan_in, fan_out, kernel, stride=stride, padding=padding)
-        self.pool = nn.MaxPool2d(3, 2) if pool else nn.Identity()
+        self.pool = MaxPool2d(3) if pool else nn.Identity()
         self.norm = nn.BatchNorm2d(fan_out)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -15,6 +15,7 @@ from ghostbatch.errors import InputError, RankLocalError, check_positive
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.train.capture import make_update
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.journal import Journal
 from ghostbatch.train.ranks import Ranks, joined
@@ -22,7 +23,7 @@ from ghostbatch.train.record import OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
 from ghostbatch.train.split import BatchSplit, explain_out_of_memory, split_batch
-from ghostbatch.train.state import State, parameter_dtype
+from ghostbatch.train.state import State, parameter_dtype, use_gpu_layers
 from ghostbatch.train.update import Update
 
 READ_EVERY = {"cpu": 1, "cuda": 20}
@@ -104,6 +105,8 @@ def _continue(
     recipe, device = state.plan.recipe, state.device
     if split.needs_full_batch and ranks.world > 1:
         to_cross_rank(state.model)
+    if device.type == "cuda":
+        use_gpu_layers(state.model, recipe, one_rank=ranks.world == 1)
     kept_bytes = _restore(state, folder, ranks)  # may refuse; nothing is written before
     feed = make_feed(
         batch=recipe.batch,
@@ -116,7 +119,7 @@ def _continue(
     with (
         closing(feed),
         _threads(ranks.on_rank_zero(lambda: folder.begin(device, count))),
-        closing(Update(state, feed, split, ranks)) as update,
+        closing(make_update(state, feed, split, ranks)) as update,
         closing(make_journal(state, feed, ranks, folder, kept_bytes)) as journal,
         Signals(launched=ranks.world > 1) as signals,
     ):

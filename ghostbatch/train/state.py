@@ -1,5 +1,6 @@
 """The state of a run: everything that a checkpoint holds."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 from ghostbatch.data import Info
 from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
 from ghostbatch.draws import key
-from ghostbatch.nn import BatchPosition, find_model, key_dropout, to_ghost
+from ghostbatch.nn import BatchPosition, find_model, fold_convolutions, key_dropout, to_ghost
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.monitor import Monitor
@@ -35,6 +36,7 @@ class State:
         self.optimizer = recipe.optimizer.build(self.model.parameters(), plan.regime)
         self.distance = WeightDistance(self.model)
         self.scheduler = self._build_scheduler()
+        self._put_rates_on_device()
         self.monitor = Monitor(recipe.clip, device)
         position = BatchPosition(device)
         self.position = position if key_dropout(self.model, position) else None
@@ -56,6 +58,12 @@ class State:
             **sizes,
         )
 
+    def _put_rates_on_device(self) -> None:
+        """On a GPU, keep the learning rates in tensors there, which a CUDA graph reads."""
+        if self.device.type == "cuda":
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+
     @property
     def drops(self) -> tuple[int, ...]:
         """The updates at which the rate drops; with hold "distance" those known so far."""
@@ -74,6 +82,8 @@ class State:
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain containers and tensors."""
         parts = {name: getattr(self, name).state_dict() for name in PARTS}
+        for group in parts["optimizer"]["param_groups"]:
+            group["lr"] = float(group["lr"])
         counts = {"update": self.update, "seconds": self.seconds}
         return {**parts, **self.monitor.state_dict(), **counts}
 
@@ -84,6 +94,7 @@ class State:
             getattr(self, name).load_state_dict(state[name])
         for group, own in zip(self.optimizer.param_groups, kernels, strict=True):
             group.update(own)
+        self._put_rates_on_device()
         self.monitor.load_state_dict(state)
         self.update, self.seconds = state["update"], state["seconds"]
 
@@ -96,6 +107,18 @@ def initial_model(recipe: Recipe, info: Info) -> nn.Module:
     if recipe.ghost is not None:
         to_ghost(model, recipe.ghost, running=recipe.running)
     return model
+
+
+def use_gpu_layers(model: nn.Module, recipe: Recipe, one_rank: bool) -> None:
+    """Change a model on a GPU, in place, to faster layers that compute the same function.
+
+    Plain batch norm on one rank becomes ghost norm with one ghost: its kernels are faster.
+    """
+    if recipe.ghost is None and recipe.precision != "fp64" and one_rank:
+        with warnings.catch_warnings(action="ignore"):  # other kinds of norm stay as they are
+            to_ghost(model, recipe.batch)
+    if recipe.precision == "bf16":
+        fold_convolutions(model)
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:
