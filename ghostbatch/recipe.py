@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from ghostbatch.data import find_dataset
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn import find_model
-from ghostbatch.ops import Running, ghost_sizes
+from ghostbatch.ops import Running, ghost_count
 from ghostbatch.optim import (
     SGD,
     Epochs,
@@ -225,7 +225,7 @@ class Plan:
     def ghosts(self) -> int:
         """Ghosts per batch; 1 for plain batch norm."""
         ghost = self.recipe.ghost
-        return 1 if ghost is None else len(ghost_sizes(self.recipe.batch, ghost))
+        return 1 if ghost is None else ghost_count(self.recipe.batch, ghost)
 
     def epoch(self, update: int) -> float:
         """Return the epochs done after ``update`` updates."""

@@ -1,11 +1,12 @@
 """GhostBatchNorm1d, 2d and 3d: drop-in replacements for PyTorch's BatchNorm layers."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ghostbatch.errors import InputError
 from ghostbatch.ops import Running, ghost_batch_norm
 from ghostbatch.ops.functional import check_options
 from ghostbatch.ops.reference import Activation
@@ -41,6 +42,7 @@ class GhostBatchNorm(_BatchNorm):
             keeps them to this rank.
         device: where the parameters live.
         dtype: of the parameters.
+        bias: learn the shift; without it, `affine` is a scale alone.
 
     """
 
@@ -61,11 +63,15 @@ class GhostBatchNorm(_BatchNorm):
         process_group: "ProcessGroup | str | None" = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
         check_options(ghost, running)
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
         )
+        if not bias:  # older releases of PyTorch cannot be asked to leave it out
+            self.register_parameter("bias", None)
         self.ghost = ghost
         self.running = running
         self.process_group = name_of(process_group)
@@ -98,6 +104,22 @@ class GhostBatchNorm(_BatchNorm):
             activation=activation,
             residual=residual,
             group=self.process_group,
+        )
+
+    def reset_parameters(self) -> None:
+        """As nn.BatchNorm, whose older releases need a bias."""
+        self.reset_running_stats()
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse torch.jit.script, which calls this first."""
+        raise InputError(
+            "torch.jit.script",
+            f"{type(self).__name__} cannot be scripted",
+            "call gb.to_plain(model) first, which evaluates the same, or use torch.export",
         )
 
     def extra_repr(self) -> str:

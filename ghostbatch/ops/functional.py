@@ -14,7 +14,6 @@ from ghostbatch.ops.reference import (
     Activation,
     Running,
     ghost_batch_norm_reference,
-    ghost_sizes,
     values_per_channel,
 )
 from ghostbatch.ops.running.exchange import update_running, updates_in_forward
@@ -57,7 +56,9 @@ def ghost_batch_norm(
         by_batch = training or running_mean is None
         y = F.batch_norm(x, running_mean, running_var, weight, bias, by_batch, momentum or 0.0, eps)
         return _add_and_activate(y, residual, activation)
-    if min(ghost_sizes(x.shape[0], ghost)) == 1 and values_per_channel(x[:1]) == 1:
+    if eps <= 0:
+        raise ValueError(f"ghost_batch_norm eps must be positive during training, but got {eps}")
+    if min(ghost, x.shape[0]) == 1 and values_per_channel(x[:1]) == 1:
         shape = (1, *x.shape[1:])
         raise ValueError(
             f"Expected more than 1 value per channel when training, got a ghost of size {shape}"

@@ -16,16 +16,26 @@ Activation = Literal["relu"]
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {None: lambda y: y, "relu": F.relu}
 
 
+def ghost_count(samples: int, ghost: int) -> int:
+    """Return the number of ghosts of a batch, K = max(1, (N + g // 2) // g).
+
+    With g = 2 it is max(1, N // 2): otherwise an odd batch would end in a ghost of one sample.
+    """
+    return max(1, (samples + (0 if ghost == 2 else ghost // 2)) // ghost)
+
+
 def ghost_sizes(samples: int, ghost: int) -> tuple[int, ...]:
     """Return the sizes of a batch's ghosts: all are ``ghost``, but the last takes the rest.
 
-    Their number is K = max(1, (N + g // 2) // g), so the last is never smaller than half a ghost,
-    unless the batch is.
+    The last is never smaller than half a ghost, unless the batch is, and with g >= 2 it never holds
+    a single sample of several.
 
     >>> ghost_sizes(96, 32), ghost_sizes(100, 32), ghost_sizes(112, 32), ghost_sizes(5, 32)
     ((32, 32, 32), (32, 32, 36), (32, 32, 32, 16), (5,))
+    >>> ghost_sizes(7, 2)
+    (2, 2, 3)
     """
-    count = max(1, (samples + ghost // 2) // ghost)
+    count = ghost_count(samples, ghost)
     return (ghost,) * (count - 1) + (samples - ghost * (count - 1),)
 
 

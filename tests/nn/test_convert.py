@@ -73,6 +73,14 @@ def test_there_and_back_is_the_identity_on_every_name_object_and_attribute(devic
     assert attributes(model) == everything
 
 
+def test_a_ghost_layer_without_bias_goes_to_plain_and_back_without_one():
+    layer = nn.Sequential(gb.GhostBatchNorm2d(3, 4, bias=False))
+    for convert, kind in ((gb.to_plain, nn.BatchNorm2d), (gb.to_ghost, gb.GhostBatchNorm2d)):
+        assert type(convert(layer)[0]) is kind
+        assert layer[0].bias is None
+        layer(torch.ones(4, 3, 2, 2)).sum().backward()
+
+
 def test_there_and_back_gives_the_same_numbers():
     model, twin = network(), network()
     gb.to_plain(gb.to_ghost(model, 4))

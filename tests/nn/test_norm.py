@@ -83,6 +83,22 @@ def test_the_mean_policy_of_a_layer_counts_batches():
 
 
 @EACH_LAYER
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_without_bias_scales_and_does_not_shift(ghost_layer, plain_layer, shape, training):
+    layer, twin = ghost_layer(3, 8, bias=False), plain_layer(3)
+    twin.register_parameter("bias", None)
+    for each in (layer.double().train(training), twin.double().train(training)):
+        nn.init.constant_(each.weight, 1.5)
+    assert list(layer.state_dict()) == list(twin.state_dict())
+    assert_close(layer(batch(8, *shape)), twin(batch(8, *shape)))
+    layer.reset_parameters()
+    assert layer.bias is None
+    assert layer.weight.tolist() == [1, 1, 1]
+    layer.load_state_dict(twin.state_dict())
+    assert not dict(ghost_layer(3, affine=False, bias=False).named_parameters())
+
+
+@EACH_LAYER
 def test_an_input_of_the_wrong_rank_is_refused_as_pytorch_refuses_it(
     ghost_layer, plain_layer, shape
 ):

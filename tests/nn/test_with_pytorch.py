@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 import ghostbatch as gb
+from ghostbatch.errors import InputError
 from ghostbatch.ops import ghost_sizes
 
 
@@ -164,6 +165,16 @@ def test_onnx_runtime_evaluates_as_the_model_does(optimize, tmp_path):
     session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
     (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     assert_close(torch.from_numpy(y), model(x).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_torch_script_is_refused_with_what_to_do_and_then_evaluates_as_the_model_does():
+    model, x = learned(network()).eval(), batch(6, 1, 4, 4)
+    expected = model(x)
+    with pytest.raises(InputError, match=r"cannot be scripted; call gb.to_plain\(model\)"):
+        torch.jit.script(model)
+    assert_close(model(x), expected, rtol=0, atol=0)
+    assert_close(torch.jit.script(gb.to_plain(model))(x), expected)
 
 
 # ---------------------------------------------------------- functional calls, copies and averaging

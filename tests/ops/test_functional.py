@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from norm_inputs import draw
 from torch.testing import assert_close
 
@@ -23,6 +24,25 @@ def test_integer_and_complex_inputs_are_refused_by_name(dtype, training):
         ghost_batch_norm(torch.ones(8, 3, dtype=dtype), ghost=4, training=training)
     with pytest.raises(TypeError, match=rf"got {dtype}"):
         gb.GhostBatchNorm1d(3, 4).train(training)(torch.ones(8, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("eps", [0.0, -0.0, -1e-5])
+def test_an_eps_is_refused_where_batch_norm_refuses_it(eps, training):
+    kept = [draw(3), draw(3).square()]
+    try:
+        expected = F.batch_norm(draw(8, 3), *kept, training=training, eps=eps)
+    except ValueError as error:
+        assert "batch_norm eps must be" in str(error)
+        with pytest.raises(ValueError, match=r"batch_norm eps must be .* got"):
+            ghost_batch_norm(draw(8, 3), *kept, ghost=8, training=training, eps=eps)
+        with pytest.raises(ValueError, match=r"batch_norm eps must be .* got"):
+            gb.GhostBatchNorm1d(3, 8, eps=eps).double().train(training)(draw(8, 3))
+        assert_close(kept, [draw(3), draw(3).square()], rtol=0, atol=0)
+    else:
+        assert not training
+        y = ghost_batch_norm(draw(8, 3), *kept, ghost=8, training=training, eps=eps)
+        assert_close(y, expected, rtol=0, atol=0)
 
 
 def test_a_vector_is_refused():

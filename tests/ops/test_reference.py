@@ -12,7 +12,12 @@ from norm_inputs import draw
 from torch import Tensor
 from torch.testing import assert_close
 
-from ghostbatch.ops import ghost_batch_norm, ghost_batch_norm_reference, ghost_sizes
+from ghostbatch.ops import (
+    ghost_batch_norm,
+    ghost_batch_norm_reference,
+    ghost_count,
+    ghost_sizes,
+)
 
 CHANNELS = 3
 BOTH = pytest.mark.parametrize("norm", [ghost_batch_norm_reference, ghost_batch_norm])
@@ -35,14 +40,27 @@ def test_the_last_ghost_holds_between_half_and_one_and_a_half_ghosts(samples, gh
     assert set(first) <= {ghost}
     if samples < ghost:
         assert (first, last) == ([], samples)
+    elif ghost == 2:
+        assert last == 2 + samples % 2
     else:
         assert ceil(ghost / 2) <= last <= ceil(3 * ghost / 2) - 1
 
 
-@given(st.integers(1, 10_000), st.integers(1, 2_000))
+@given(st.integers(1, 10_000), st.integers(1, 2_000).filter(lambda ghost: ghost != 2))
 def test_the_number_of_ghosts_is_the_batch_over_the_ghost_rounded_half_up(samples, ghost):
     nearest = floor(Fraction(samples, ghost) + Fraction(1, 2))
-    assert len(ghost_sizes(samples, ghost)) == max(1, nearest)
+    assert len(ghost_sizes(samples, ghost)) == ghost_count(samples, ghost) == max(1, nearest)
+
+
+@given(st.integers(2, 10_000))
+def test_ghosts_of_two_are_pairs_and_in_an_odd_batch_end_in_three(samples):
+    assert ghost_sizes(samples, 2) == (2,) * (samples // 2 - 1) + (2 + samples % 2,)
+    assert ghost_count(samples, 2) == samples // 2
+
+
+@given(st.integers(2, 10_000), st.integers(2, 2_000))
+def test_no_ghost_of_two_or_more_has_one_sample(samples, ghost):
+    assert min(ghost_sizes(samples, ghost)) >= 2
 
 
 @BOTH
@@ -56,6 +74,7 @@ def test_the_number_of_ghosts_is_the_batch_over_the_ghost_rounded_half_up(sample
         (7, 3, (3, 4)),
         (3, 4, (3,)),
         (8, 8, (8,)),
+        (7, 2, (2, 2, 3)),
     ],
 )
 def test_outputs_gradients_and_statistics_are_those_of_batch_norm_on_each_ghost(
@@ -170,7 +189,7 @@ def test_a_ghost_with_one_value_per_channel_is_refused_as_pytorch_refuses_it():
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         ghost_batch_norm(torch.ones(1, 3), ghost=4)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
-        ghost_batch_norm(torch.ones(5, 3), ghost=2)  # two, two and a single one
+        ghost_batch_norm(torch.ones(5, 3), ghost=1)
     assert ghost_batch_norm(torch.ones(1, 3, 2), ghost=4).equal(torch.zeros(1, 3, 2))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ghostbatch.ops.backends.layouts import as_dense_as, make_dense
-from ghostbatch.ops.reference import ghost_sizes
+from ghostbatch.ops.reference import ghost_count
 from ghostbatch.ops.running.stats import RunningStats
 
 SWITCH = "GHOSTBATCH_KERNELS"
@@ -33,7 +33,7 @@ class NormCall(NamedTuple):
     @property
     def ghosts(self) -> int:
         """Number of ghosts in the batch."""
-        return len(ghost_sizes(self.x.shape[0], self.ghost))
+        return ghost_count(self.x.shape[0], self.ghost)
 
     @property
     def statistics_dtype(self) -> torch.dtype:

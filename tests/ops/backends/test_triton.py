@@ -91,9 +91,11 @@ def test_results_gradients_and_statistics_are_right(shape, ghost, layout, dtype,
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", [(13, 20), (16, 48), (6, 3)], ids=str)
-def test_matrices_are_normalised_too(shape, dtype):
-    check(shape, 6, dtype, "contiguous")
+@pytest.mark.parametrize(
+    ("shape", "ghost"), [((13, 20), 6), ((16, 48), 6), ((6, 3), 6), ((7, 3), 2)], ids=str
+)
+def test_matrices_are_normalised_too(shape, ghost, dtype):
+    check(shape, ghost, dtype, "contiguous")
 
 
 @pytest.mark.parametrize("layout", ["every second sample", "transposed"])

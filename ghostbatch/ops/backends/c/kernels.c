@@ -478,8 +478,8 @@ static void result_backward(const Work *w, long k, long part) {
         double one, two;
         total(w, &s, part, c, &one, &two);
         const double gain = scale(w, c) * (double)invstd[c];
-        /* A variance beyond all numbers leaves an xhat of 0. */
-        const double dot = invstd[c] == 0 ? 0 : two * invstd[c];
+        /* A variance beyond all numbers leaves an xhat of 0, and a dot of 0, or NaN if dy has one. */
+        const double dot = invstd[c] == 0 ? one - one : two * invstd[c];
         s.a[c] = -gain * invstd[c] * dot / n;
         s.b[c] = -gain * one / n;
         s.g[c] = gain;

@@ -134,7 +134,8 @@ def publish_sums(
 def write_statistics(place_C, stride, n, sum_C, square_C, shift_C, eps, live_C):
     """Store the statistics of a group of ``n`` rows, from sums of x - shift and its square."""
     about_C = sum_C / n
-    variance_C = tl.maximum(square_C / n - about_C * about_C, 0.0)
+    variance_C = square_C / n - about_C * about_C
+    variance_C = tl.where(variance_C < 0.0, 0.0, variance_C)  # NaN stays NaN, unlike in tl.maximum
     tl.store(place_C, shift_C + about_C, live_C)
     tl.store(place_C + stride, 1.0 / tl.sqrt_rn(variance_C + eps), live_C)
     tl.store(place_C + 2 * stride, variance_C * (n / (n - 1.0)), live_C)
