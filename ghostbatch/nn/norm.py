@@ -81,10 +81,12 @@ class GhostBatchNorm(_BatchNorm):
         input: Tensor,  # noqa: A002 (nn.BatchNorm's name for it)
         residual: Tensor | None = None,
         activation: Activation | None = None,
+        twice: bool = False,
     ) -> Tensor:
         """Normalise per ghost in training, by the running statistics in evaluation.
 
-        Returns ``activation(norm(input) + residual)``, in one kernel where there is one.
+        Returns ``activation(norm(input) + residual)``, in one kernel where there is one. ``twice``
+        returns it twice, see `ghost_batch_norm`.
         """
         # As in nn.BatchNorm: turning track_running_stats off stops the updates, not the use.
         uses_running = self.track_running_stats or not self.training
@@ -104,6 +106,7 @@ class GhostBatchNorm(_BatchNorm):
             activation=activation,
             residual=residual,
             group=self.process_group,
+            twice=twice,
         )
 
     def reset_parameters(self) -> None:

@@ -10,6 +10,7 @@ from ghostbatch.data import Info
 from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
 from ghostbatch.draws import key
 from ghostbatch.nn import BatchPosition, find_model, fold_convolutions, key_dropout, to_ghost
+from ghostbatch.nn.parts import join_gradients
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.monitor import Monitor
@@ -119,6 +120,7 @@ def use_gpu_layers(model: nn.Module, recipe: Recipe, one_rank: bool) -> None:
             to_ghost(model, recipe.batch)
     if recipe.precision == "bf16":
         fold_convolutions(model)
+    join_gradients(model)
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:

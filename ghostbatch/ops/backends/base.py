@@ -54,6 +54,8 @@ class Backward(NamedTuple):
     """Gradient of the residual: dy, but 0 where y is 0. Given if and only if y is."""
     dparameters: Tensor
     """Gradients of weight and bias, (2, C)."""
+    other: Tensor | None = None
+    """A second gradient of the result; given only to a backend that ``adds_gradients``."""
 
 
 class Backend(ABC):
@@ -67,6 +69,9 @@ class Backend(ABC):
     name: ClassVar[str]
     recomputes_relu_mask: ClassVar[bool] = True
     """Whether backward finds ReLU's mask from x. If not, or with a residual, autograd saves y."""
+
+    adds_gradients: ClassVar[bool] = False
+    """Whether `differentiate` adds a second gradient of the result itself."""
 
     @abstractmethod
     def available(self, device: torch.device, dtype: torch.dtype) -> bool:
@@ -115,20 +120,27 @@ class Backend(ABC):
         return (y if out is y else y.copy_(out)), statistics
 
     def backward(
-        self, call: NormCall, statistics: Tensor, dy: Tensor, y: Tensor | None = None
+        self,
+        call: NormCall,
+        statistics: Tensor,
+        dy: Tensor,
+        y: Tensor | None = None,
+        other: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of x, of weight and bias (2, C), and of the residual.
 
-        The last one is empty unless ``y`` is given.
+        The last one is empty unless ``y`` is given. ``other`` is a second gradient of the result.
         """
+        if other is not None and not self.adds_gradients:
+            dy, other = dy + other, None
         dx = torch.empty_like(call.x)
         x, out = make_dense(call.x, dx)
         if x is not call.x:
             call = call._replace(x=x)
         passed = None if y is None else torch.empty_like(out)
         dparameters = statistics.new_empty(2, x.shape[1])
-        dy, y = as_dense_as(x, dy), as_dense_as(x, y)
-        self.differentiate(call, Backward(statistics, dy, y, out, passed, dparameters))
+        dy, y, other = as_dense_as(x, dy), as_dense_as(x, y), as_dense_as(x, other)
+        self.differentiate(call, Backward(statistics, dy, y, out, passed, dparameters, other))
         if passed is None:
             passed = x.new_empty(0)
         elif out is not dx:
