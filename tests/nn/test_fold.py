@@ -13,6 +13,7 @@ from ghostbatch.nn.fold import (
     FOLDS,
     Fold,
     FoldedConv2d,
+    PatchConv2d,
     Shape,
     fold_weights,
     folded_conv2d,
@@ -143,3 +144,22 @@ def test_weights_cast_together_give_the_bits_of_autocast(width):
         y.float().square().sum().backward()
         outcomes.append([y.detach(), *(p.grad for p in network.parameters())])
     assert_close(*outcomes, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_first_layer_over_patches_computes_the_same(kernel, bias):
+    model = nn.Sequential(nn.Conv2d(3, 64, kernel, padding=kernel // 2, bias=bias)).double()
+    twin = copy.deepcopy(model)
+    fold_convolutions(model)
+    assert type(model[0]) is PatchConv2d
+    x = draw(2, 3, 6, 7)
+    for layout in LAYOUTS.values():
+        for network in (model, twin):
+            network.zero_grad()
+            network(x.contiguous(memory_format=layout)).pow(2).sum().backward()
+        for mine, right in zip(model.parameters(), twin.parameters(), strict=True):
+            assert_close(mine.grad, right.grad, rtol=1e-11, atol=1e-9)
+    needed = x.clone().requires_grad_()
+    assert_close(model(needed), twin(needed))
+    assert type(unfold_convolutions(model)[0]) is nn.Conv2d

@@ -1,6 +1,8 @@
 """What a backend is, and the records of a call that every backend takes."""
 
+import os
 from abc import ABC, abstractmethod
+from importlib.util import find_spec
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -14,6 +16,25 @@ SWITCH = "GHOSTBATCH_KERNELS"
 """Environment variable. With 0 all kernels are off. With "interpret" those for CUDA run on CPU
 tensors, in Triton's interpreter, for tests; TRITON_INTERPRET=1 must be set before Triton is
 imported."""
+
+
+TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def has_triton(x: Tensor) -> bool:
+    """Return whether Triton kernels may read this tensor: on an NVIDIA GPU, or interpreted.
+
+    Compilers see PyTorch's own operations instead, for which they have kernels of their own.
+    """
+    mode = os.environ.get(SWITCH)
+    on_gpu = x.is_cuda and torch.version.hip is None and mode != "0"
+    return (
+        (on_gpu or mode == "interpret")
+        and x.dtype in TRITON_DTYPES
+        and type(x) is Tensor
+        and not torch.compiler.is_compiling()
+        and find_spec("triton") is not None
+    )
 
 
 class NormCall(NamedTuple):

@@ -1,16 +1,12 @@
 """Pooling functions that select the kernels where they apply, and PyTorch elsewhere."""
 
-import os
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ghostbatch.ops.backends.base import SWITCH
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+from ghostbatch.ops.backends.base import has_triton
 
 
 def max_pool2d(x: Tensor, kernel: int) -> Tensor:
@@ -34,18 +30,13 @@ def mean_pool2d(x: Tensor) -> Tensor:
 
 
 def _kernels_apply(x: Tensor, kernel: int) -> bool:
-    mode = os.environ.get(SWITCH)
-    on_gpu = x.is_cuda and torch.version.hip is None and mode != "0"
     return (
-        (on_gpu or mode == "interpret")
-        and not torch.compiler.is_compiling()  # a compiler has kernels of its own
-        and kernel in (2, 3)
+        kernel in (2, 3)
         and x.dim() == 4
         and min(x.shape[2:]) >= kernel
         and x.numel() > 0
-        and x.dtype in DTYPES
         and x.is_contiguous(memory_format=torch.channels_last)
-        and find_spec("triton") is not None
+        and has_triton(x)
     )
 
 
