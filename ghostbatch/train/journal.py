@@ -15,6 +15,9 @@ from ghostbatch.train.record import OnRecord, Record, Recorder, Status, Summary
 from ghostbatch.train.state import State, autocast
 from ghostbatch.train.update import Update
 
+EVALUATED = {"cpu": 1000, "cuda": 5000}
+"""Samples that are evaluated at once on each device."""
+
 
 class Journal:
     """Records, saves and ends a run. Call every method on all ranks; the first one writes."""
@@ -45,7 +48,8 @@ class Journal:
 
     def record_validation(self) -> Record:
         """Evaluate on the test set, record and return the result."""
-        batches = self.feed.test_batches(start=self.ranks.rank, step=self.ranks.world)
+        size = EVALUATED[self.state.device.type]
+        batches = self.feed.test_batches(size, start=self.ranks.rank, step=self.ranks.world)
         arithmetic = autocast(self.plan.recipe, self.state.device)
         loss, accuracy = evaluate(self.state.model, batches, arithmetic, self.ranks)
         self._validation = self._write(split="validation", loss=loss, accuracy=accuracy)

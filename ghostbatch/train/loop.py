@@ -44,6 +44,7 @@ def train(
     download: bool = False,
     workers: int = 2,
     on_bad_image: OnBadImage = "fatal",
+    deterministic: bool = False,
     on_record: OnRecord | None = None,
 ) -> Summary:
     """Run a recipe to its end, or continue the run that its folder holds; return the summary.
@@ -65,6 +66,7 @@ def train(
         download: download the data set if it is missing.
         workers: processes that decode the images of a folder.
         on_bad_image: "fatal" ends the run at an unreadable image; "skip" warns and takes another.
+        deterministic: on a GPU, use only algorithms that repeat their bits; slower.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
 
     """
@@ -72,7 +74,11 @@ def train(
     counts = {"threads": threads, "evaluations": evaluations, "workers": workers}
     check_positive(**counts, checkpoint_updates=checkpoint_updates)
     generators = [] if where.type == "cpu" else [where]
-    with joined(where) as ranks, torch.random.fork_rng(devices=generators):
+    with (
+        joined(where) as ranks,
+        torch.random.fork_rng(devices=generators),
+        _cudnn(deterministic),
+    ):
         data = _load(recipe.data, data_dir, download, ranks)
         state = State(recipe.plan(data.info.samples), data.info, where)
         split = split_batch(recipe, state.model, micro, ranks.world)
@@ -219,6 +225,18 @@ def _open_folder(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[R
             return RunFolder(Path(out), plan)  # another run may have used it until now
 
         yield ranks.on_rank_zero(open_it)
+
+
+@contextmanager
+def _cudnn(deterministic: bool) -> Iterator[None]:
+    """Let cuDNN choose algorithms by timing them, or only those that repeat their bits."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = not deterministic, deterministic
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 @contextmanager

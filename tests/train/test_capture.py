@@ -1,5 +1,6 @@
 """Updates as a CUDA graph, against the same updates run eagerly."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from ghostbatch.data import load, open_feed
 from ghostbatch.train.capture import CapturedUpdate, make_update
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State, parameter_dtype, use_gpu_layers
+from ghostbatch.train.state import State, initial_model, parameter_dtype, use_gpu_layers
 from ghostbatch.train.update import Update
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -89,16 +90,17 @@ def test_a_run_that_was_interrupted_has_the_bits_of_one_that_was_not(tiny, tmp_p
             raise KeyboardInterrupt
 
     recipe = replace(tiny, model="c1", precision="bf16", augment=True)
-    train(recipe, out=tmp_path / "one", device="cuda")
+    train(recipe, out=tmp_path / "one", device="cuda", deterministic=True)
     with pytest.raises(KeyboardInterrupt):
         train(
             recipe,
             out=tmp_path / "two",
             device="cuda",
+            deterministic=True,
             on_record=interrupt,
             checkpoint_updates=1,
         )
-    train(recipe, out=tmp_path / "two", device="cuda")
+    train(recipe, out=tmp_path / "two", device="cuda", deterministic=True)
     assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
 
 
@@ -111,9 +113,37 @@ def test_a_diverging_run_is_noticed_and_its_weights_are_finite(tiny, tmp_path):
     assert "update" in summary.reason
 
 
-def test_bf16_and_folding_stay_near_fp32(tiny):
+@pytest.mark.parametrize("network", ["resnet44", "wresnet16-4", "vgg", "c1"])
+@pytest.mark.parametrize("ghost", [None, 32])
+def test_the_layers_for_a_gpu_compute_what_plain_ones_do(tiny, network, ghost, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    recipe = replace(tiny, model=network, ghost=ghost, data="synthetic:3x32x32:256")
+    torch.manual_seed(0)
+    model = initial_model(recipe, load(recipe.data).info).cuda()
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+    twin = copy.deepcopy(model)
+    model.to(memory_format=torch.channels_last)
+    use_gpu_layers(model, replace(recipe, precision="bf16"), one_rank=True)
+    x = torch.randn(64, 3, 32, 32, device="cuda")
+    labels = torch.arange(64, device="cuda") % 10
+    for layout, net in ((torch.channels_last, model), (torch.contiguous_format, twin)):
+        outputs = net(x.contiguous(memory_format=layout))
+        torch.nn.functional.cross_entropy(outputs, labels).backward()
+    different = {
+        name: float((mine.grad - right.grad).norm() / right.grad.norm())
+        for (name, mine), right in zip(model.named_parameters(), twin.parameters(), strict=True)
+    }
+    assert max(different.values()) < 0.02  # rounding turns some ReLUs on or off
+    assert sorted(different.values())[len(different) // 2] < 2e-3
+    for mine, right in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.allclose(mine, right, rtol=1e-3, atol=1e-4)
+
+
+def test_bf16_stays_near_fp32(tiny):
     recipe = replace(tiny, model="resnet44", augment=True)
     wide, narrow = (run(CapturedUpdate, replace(recipe, precision=p)) for p in ("fp32", "bf16"))
-    loss, _accuracy, norm, *_ = wide["sums"].tolist()
-    assert narrow["sums"][0] == pytest.approx(loss, rel=0.02)
+    loss, _, norm, *_ = wide["sums"].tolist()
+    assert narrow["sums"][0] == pytest.approx(loss, rel=0.05)
     assert narrow["sums"][2] == pytest.approx(norm, rel=0.2)
