@@ -57,9 +57,6 @@ class TensorFeed:
 
     """
 
-    test_batch = 1000
-    """Images of a batch of the test set."""
-
     def __init__(
         self,
         data: ImageData,
@@ -75,26 +72,36 @@ class TensorFeed:
         self._device = device
         self._train, self._test = data.train.to(device), data.test.to(device)
         self._normalise = Normalise(data.mean, data.deviation, device, dtype)
+        self.test_batch = 5000 if device.type == "cuda" else 1000
+        """Images of a batch of the test set."""
 
     def micro_batches(self, update: int, positions: Iterable[slice]) -> Iterator[MicroBatch]:
         """Yield the given positions of one training batch, one micro-batch per slice."""
-        indices = self.stream.indices(update)
-        if self.augmentation is not None:
-            draw = generator(self.stream.seed, "augment", update)
-            crops = self.augmentation.draw(self.stream.batch, draw)
+        return self.make(to_device(self.draw(update), self._device), positions)
+
+    def draw(self, update: int) -> Tensor:
+        """Draw a batch: (1, batch) numbers of images, or (4, batch) with top, left and flip."""
+        chosen = self.stream.indices(update).unsqueeze(0)
+        if self.augmentation is None:
+            return chosen
+        draw = generator(self.stream.seed, "augment", update)
+        return torch.cat([chosen, self.augmentation.draw(self.stream.batch, draw)])
+
+    def make(self, draws: Tensor, positions: Iterable[slice]) -> Iterator[MicroBatch]:
+        """Yield the given positions of the batch that ``draws``, on the device, describes."""
         for where in positions:
-            chosen = to_device(indices[where], self._device)
+            chosen = draws[0, where]
             if self.augmentation is None:
                 images = self._train.images[chosen]
             else:
-                draws = to_device(crops[:, where], self._device)
-                images = self.augmentation(self._train.images, chosen, draws)
+                images = self.augmentation(self._train.images, chosen, draws[1:, where])
             yield MicroBatch(where, self._normalise(images), self._train.labels[chosen])
 
     def test_batches(
-        self, size: int = test_batch, start: int = 0, step: int = 1
+        self, size: int | None = None, start: int = 0, step: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of the test set in order: every ``step``-th one from ``start`` on."""
+        size = size or self.test_batch
         for first in range(start * size, len(self._test), step * size):
             part = slice(first, first + size)
             yield self._normalise(self._test.images[part]), self._test.labels[part]

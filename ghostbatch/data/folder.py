@@ -160,9 +160,10 @@ class FolderFeed:
         self._next = (update + 1, slices)
 
     def test_batches(
-        self, size: int = test_batch, start: int = 0, step: int = 1
+        self, size: int | None = None, start: int = 0, step: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of centre crops of the test set: every ``step``-th from ``start`` on."""
+        size = size or self.test_batch
         numbers = range(len(self.data.test))
         firsts = numbers[start * size :: step * size]
         crops = ([(i, 0.5, 0.5) for i in numbers[first : first + size]] for first in firsts)

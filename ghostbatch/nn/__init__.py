@@ -1,5 +1,6 @@
 """Ghost batch norm layers, conversion of models, and the paper's networks."""
 
+from ghostbatch.nn.cast import call_with_cast_weights
 from ghostbatch.nn.convert import (
     convertible,
     register_conversion,
@@ -9,6 +10,7 @@ from ghostbatch.nn.convert import (
 )
 from ghostbatch.nn.cross_rank import to_cross_rank
 from ghostbatch.nn.dropout import BatchPosition, key_dropout
+from ghostbatch.nn.fold import fold_convolutions, unfold_convolutions
 from ghostbatch.nn.networks import MODELS, find_model
 from ghostbatch.nn.norm import (
     GhostBatchNorm1d,
@@ -24,8 +26,10 @@ __all__ = [
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
+    "call_with_cast_weights",
     "convertible",
     "find_model",
+    "fold_convolutions",
     "key_dropout",
     "recalibrate",
     "register_conversion",
@@ -34,4 +38,5 @@ __all__ = [
     "to_ghost",
     "to_plain",
     "unconvertible",
+    "unfold_convolutions",
 ]

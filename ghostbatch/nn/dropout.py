@@ -5,8 +5,12 @@ number of ranks and micro-batches. Here each value is kept or dropped by a hash 
 the layer, the position of the sample in the batch of all ranks, and the feature.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from ghostbatch.ops.backends.base import has_triton
 
 BITS = 53
 """Bits of the hash that are compared with p: as many as a float holds."""
@@ -81,12 +85,18 @@ def key_dropout(model: nn.Module, position: BatchPosition) -> int:
     return keyed
 
 
-def _dropped(layer: nn.Module, x: Tensor, features: tuple[int, ...]) -> Tensor:
-    p, position = float(layer.p), layer.position  # type: ignore[arg-type]
+def _dropped(layer: Any, x: Tensor, features: tuple[int, ...]) -> Tensor:
+    p, position = float(layer.p), layer.position
     if not layer.training or p == 0:
         return x
-    kept = keep_mask(position, layer.layer, x.shape[0], features, p)  # type: ignore[arg-type]
-    mask = kept.to(x.dtype).div_(1 - p if p < 1 else 1)
+    scale = torch.ones((), dtype=x.dtype).div_(1 - p if p < 1 else 1)
+    if x.numel() and x.is_contiguous() and not layer.inplace and has_triton(x):
+        from ghostbatch.ops.dropout import KeyedDropoutFunction  # noqa: PLC0415 (imports triton)
+
+        rule = layer.layer, torch.Size(features).numel(), int(p * 2**BITS), float(scale)
+        return KeyedDropoutFunction.apply(x, position.key, position.first, *rule)  # type: ignore[no-any-return, no-untyped-call]
+    kept = keep_mask(position, layer.layer, x.shape[0], features, p)
+    mask = kept.to(x.dtype).mul_(float(scale))
     return x.mul_(mask) if layer.inplace else x * mask
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn.external import FAMILIES, Builder
 from ghostbatch.nn.parts import BasicBlock, ConvNormReLU, LinearNormReLU, conv, shrunk
+from ghostbatch.nn.pool import MaxPool2d, MeanPool2d
 
 
 def f1(num_classes: int = 10, *, in_channels: int = 1, image_size: int = 28) -> nn.Module:
@@ -60,7 +61,7 @@ def vgg(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) ->
         for number in range(1, depth + 1):
             layers[f"conv{stage}_{number}"] = ConvNormReLU(channels, width)
             channels = width
-        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+        layers[f"pool{stage}"] = MaxPool2d(2)
     layers["flatten"] = nn.Flatten()
     layers["hidden"] = LinearNormReLU(512 * (image_size // 32) ** 2, 512)
     layers["dropout"] = nn.Dropout(0.5)
@@ -139,7 +140,7 @@ def _residual(
         blocks += [BasicBlock(width, width) for _ in range(depth - 1)]
         layers[f"stage{stage}"] = nn.Sequential(*blocks)
         channels = width
-    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["pool"] = MeanPool2d()
     layers["flatten"] = nn.Flatten()
     layers["classifier"] = nn.Linear(channels, num_classes)
     network = _chain(layers)
@@ -152,7 +153,7 @@ def _residual(
 def _conv_relu_norm(fan_in: int, fan_out: int, kernel: int, *, pool: bool = False) -> nn.Module:
     layers: dict[str, nn.Module] = {"conv": conv(fan_in, fan_out, kernel)}
     if pool:
-        layers["pool"] = nn.MaxPool2d(3, 2)
+        layers["pool"] = MaxPool2d(3)
     return _chain({**layers, "relu": nn.ReLU(), "norm": nn.BatchNorm2d(fan_out)})
 
 

@@ -106,10 +106,12 @@ class GhostBatchNorm(_BatchNorm):
         input: Tensor,  # noqa: A002 (nn.BatchNorm's name for it)
         residual: Tensor | None = None,
         activation: Activation | None = None,
+        twice: bool = False,
     ) -> Tensor:
         """Normalise per ghost in training, by the running statistics in evaluation.
 
-        Returns ``activation(norm(input) + residual)``, in one kernel where there is one.
+        Returns ``activation(norm(input) + residual)``, in one kernel where there is one. ``twice``
+        returns it twice, see `ghost_batch_norm`.
         """
         # As in nn.BatchNorm: turning track_running_stats off stops the updates, not the use.
         uses_running = self.track_running_stats or not self.training
@@ -131,6 +133,7 @@ class GhostBatchNorm(_BatchNorm):
             group=self.process_group,
             # A compiler would compile the same block anew for every number.
             number=UNNUMBERED if torch.compiler.is_compiling() else self.number,
+            twice=twice,
         )
 
     def reset_parameters(self) -> None:

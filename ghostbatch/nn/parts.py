@@ -1,21 +1,27 @@
 """The blocks that the paper's networks are built from."""
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ghostbatch.nn.norm import GhostBatchNorm
+from ghostbatch.nn.pool import MaxPool2d
 
 
-def norm_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
+def norm_relu(
+    norm: nn.Module, x: Tensor, residual: Tensor | None = None, twice: bool = False
+) -> Any:
     """Return ``relu(norm(x) + residual)``, in one kernel if the norm is a ghost layer.
 
     The layer is called as a module either way, so its hooks run; those of a ghost layer see the
-    result after the ReLU.
+    result after the ReLU. With ``twice`` the result is a pair, as `ghost_batch_norm` explains.
     """
     if isinstance(norm, GhostBatchNorm):
-        return norm(x, residual=residual, activation="relu")  # type: ignore[no-any-return]
+        return norm(x, residual=residual, activation="relu", twice=twice)
     y = norm(x)
-    return F.relu(y if residual is None else y + residual)
+    y = F.relu(y if residual is None else y + residual)
+    return (y, y) if twice else y
 
 
 class LinearNormReLU(nn.Module):
@@ -28,7 +34,7 @@ class LinearNormReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """From (N, fan_in) to (N, fan_out)."""
-        return norm_relu(self.norm, self.linear(x))
+        return norm_relu(self.norm, self.linear(x))  # type: ignore[no-any-return]
 
 
 class ConvNormReLU(nn.Module):
@@ -36,6 +42,9 @@ class ConvNormReLU(nn.Module):
 
     With ``padding`` None the convolution keeps the size at stride 1; pooling is 3x3 with stride 2.
     """
+
+    twice = False
+    """Whether the result is returned twice: see `join_gradients`."""
 
     def __init__(
         self,
@@ -49,12 +58,12 @@ class ConvNormReLU(nn.Module):
     ) -> None:
         super().__init__()
         self.conv = conv(fan_in, fan_out, kernel, stride=stride, padding=padding)
-        self.pool = nn.MaxPool2d(3, 2) if pool else nn.Identity()
+        self.pool = MaxPool2d(3) if pool else nn.Identity()
         self.norm = nn.BatchNorm2d(fan_out)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """From (N, fan_in, H, W) to (N, fan_out, ...)."""
-        return norm_relu(self.norm, self.pool(self.conv(x)), residual)
+        return norm_relu(self.norm, self.pool(self.conv(x)), residual, self.twice)
 
 
 class BasicBlock(nn.Module):
@@ -73,9 +82,23 @@ class BasicBlock(nn.Module):
             self.shortcut.add_module("conv", conv(fan_in, fan_out, 1, stride=stride))
             self.shortcut.add_module("norm", nn.BatchNorm2d(fan_out))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """From (N, fan_in, H, W) to (N, fan_out, H / stride, W / stride)."""
-        return self.second(self.first(x), residual=self.shortcut(x))  # type: ignore[no-any-return]
+    def forward(self, x: Any) -> Any:
+        """From (N, fan_in, H, W), or a pair of it, to (N, fan_out, H / stride, W / stride)."""
+        left, right = x if isinstance(x, tuple) else (x, x)
+        return self.second(self.first(left), residual=self.shortcut(right))
+
+
+def join_gradients(model: nn.Module) -> None:
+    """Let the blocks of a residual network pass their results on twice, in place.
+
+    A block's result goes to a convolution and to the next shortcut. Autograd would add their
+    gradients by a kernel of its own; ghost norm's backward adds two gradients while it reads them.
+    """
+    blocks = [layer for layer in model.modules() if isinstance(layer, BasicBlock)]
+    for block in blocks[:-1]:
+        block.second.twice = True
+    if blocks and isinstance(stem := getattr(model, "stem", None), ConvNormReLU):
+        stem.twice = True
 
 
 def conv(

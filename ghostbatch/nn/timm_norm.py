@@ -19,10 +19,11 @@ class GhostBatchNormAct2d(GhostBatchNorm2d, BatchNormAct2d):
         input: Tensor,  # noqa: A002 (nn.BatchNorm's name for it)
         residual: Tensor | None = None,
         activation: Activation | None = None,
+        twice: bool = False,
     ) -> Tensor:
         """Return ``act(drop(norm(input)))``."""
-        normalised = super().forward(input, residual, activation)
-        return self.act(self.drop(normalised))  # type: ignore[no-any-return]
+        y = self.act(self.drop(super().forward(input, residual, activation)))
+        return (y, y) if twice else y  # type: ignore[return-value]
 
 
 register_conversion(BatchNormAct2d, GhostBatchNormAct2d)

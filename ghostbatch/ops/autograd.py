@@ -22,37 +22,50 @@ from ghostbatch.ops.running.stats import RunningStats
 Gradients = tuple[Tensor | None, ...]
 
 
-def ghost_norm(call: NormCall, running: RunningStats | None = None) -> tuple[Tensor, Tensor]:
-    """Return ``activation(norm(x) + residual)`` and the ghosts' statistics (3, K, C).
+def ghost_norm(
+    call: NormCall, running: RunningStats | None = None, twice: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``activation(norm(x) + residual)``, the ghosts' statistics (3, K, C), and a second y.
+
+    With ``twice`` the second y has the memory of the first and a gradient of its own, so that the
+    backward can add the two gradients; otherwise it is the first.
 
     Eager code calls the function, which costs a tenth of a millisecond less than the operator and
     may update running statistics. Compilers and tensor subclasses need the operator.
     """
     if torch.compiler.is_compiling() or type(call.x) is not Tensor:
-        result: tuple[Tensor, Tensor] = ghost_norm_op(*call)
-        return result
-    return GhostNorm.apply(*call, running)  # type: ignore[no-any-return, no-untyped-call]
+        y, statistics = ghost_norm_op(*call)
+        return y, statistics, y
+    y, statistics, *second = GhostNorm.apply(*call, running, twice)  # type: ignore[no-untyped-call]
+    return y, statistics, second[0] if second else y
 
 
 class GhostNorm(torch.autograd.Function):
-    """Ghost norm for eager code. Its inputs are those of a `NormCall`, and `RunningStats`."""
+    """Ghost norm for eager code. Inputs: those of a `NormCall`, `RunningStats`, and ``twice``."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         """Select a backend, which backward uses again, and return y and the statistics."""
-        *arguments, running = inputs
+        *arguments, running, twice = inputs
         call = NormCall(*arguments)
         backend = select(call)
         backend.prepare(call.x.device)
         ctx.backend, output = attempt(backend, lambda chosen: chosen.forward(call, running))
         ctx.mark_non_differentiable(output[1])
         _save(ctx, call, output, ctx.backend.recomputes_relu_mask)
-        return output
+        if not twice:
+            return output
+        y, statistics = output
+        return y, statistics, y.new_empty(0).set_(y)  # type: ignore[call-overload]
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, _: Tensor | None) -> Gradients:
-        """Return a gradient for each input."""
-        return *_gradients(ctx, dy), None
+    def backward(
+        ctx: Any, dy: Tensor | None, _: Tensor | None, other: Tensor | None = None
+    ) -> Gradients:
+        """Return a gradient for each input, given those of the results."""
+        if dy is None:
+            dy, other = other, None
+        return *_gradients(ctx, dy, other), None, None
 
 
 def _save(
@@ -67,23 +80,27 @@ def _save(
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, dy: Tensor | None) -> Gradients:
-    """Return the gradients of the arguments of a `NormCall`."""
+def _gradients(ctx: Any, dy: Tensor | None, other: Tensor | None = None) -> Gradients:
+    """Return the gradients of the arguments of a `NormCall`, given one or two of its result."""
     x, weight, bias, statistics, y = ctx.saved_tensors
     exchange_after_backward()
     if dy is None:
         return (None,) * len(NormCall._fields)
+    by_operator = ctx.backend is None or type(dy) is not Tensor
+    passes_all = ctx.has_residual and ctx.activation is None  # the residual's gradient is their sum
+    if other is not None and (torch.is_grad_enabled() or by_operator or passes_all):
+        dy, other = dy + other, None
     if torch.is_grad_enabled():
         dx, dweight, dbias, passed = _differentiably(ctx, dy, x, weight, bias, y)
         return dx, dweight, dbias, None, None, None, passed
-    if ctx.backend is None or type(dy) is not Tensor:
+    if by_operator:
         dx, dparameters, passed = ghost_norm_backward_op(
             dy, x, weight, statistics, ctx.ghost, ctx.activation, bias, y
         )
     else:
         call = NormCall(x, weight, bias, ctx.ghost, ctx.eps, ctx.activation)
         _, (dx, dparameters, passed) = attempt(
-            ctx.backend, lambda backend: backend.backward(call, statistics, dy, y)
+            ctx.backend, lambda backend: backend.backward(call, statistics, dy, y, other)
         )
     dweight, dbias = (
         None if parameter is None else gradient.to(parameter.dtype)

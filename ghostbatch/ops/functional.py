@@ -42,6 +42,7 @@ def ghost_batch_norm(
     residual: Tensor | None = None,
     group: Group = LOCAL,
     number: int = UNNUMBERED,
+    twice: bool = False,
 ) -> Tensor:
     """Normalise ghosts of ``ghost`` consecutive samples; return ``activation(norm(x) + residual)``.
 
@@ -53,6 +54,9 @@ def ghost_batch_norm(
 
     ``group`` names the ranks that share the running statistics; by default none do. ``number``
     tells the layer from others when they do.
+
+    With ``twice`` the result is a pair of tensors of the same memory, for two layers that use it:
+    the backward then adds their gradients itself, where autograd would run a kernel more.
     """
     check_options(ghost, running, activation)
     tensors = {"weight": weight, "bias": bias, "num_batches_tracked": num_batches_tracked}
@@ -67,7 +71,8 @@ def ghost_batch_norm(
         by_batch = training or running_mean is None
         y = F.batch_norm(x, running_mean, running_var, weight, bias, by_batch, momentum or 0.0, eps)
         y = y if stats is None else _contribute_no_ghosts(y, stats, group)
-        return _add_and_activate(y, residual, activation)
+        y = _add_and_activate(y, residual, activation)
+        return (y, y) if twice else y  # type: ignore[return-value]
     if eps <= 0:
         raise ValueError(f"ghost_batch_norm eps must be positive during training, but got {eps}")
     if min(ghost, x.shape[0]) == 1 and values_per_channel(x[:1]) == 1:
@@ -77,23 +82,30 @@ def ghost_batch_norm(
         )
     if momentum is None and running_mean is not None and num_batches_tracked is None:
         raise ValueError("momentum=None (a cumulative average) needs num_batches_tracked")
-    return _train(NormCall(x, weight, bias, ghost, eps, activation, residual), stats, group)
+    call = NormCall(x, weight, bias, ghost, eps, activation, residual)
+    pair = _train(call, stats, group, twice)
+    return pair if twice else pair[0]  # type: ignore[return-value]
 
 
-def _train(call: NormCall, stats: RunningStats | None, group: Group) -> Tensor:
-    """Return ``activation(norm(x) + residual)`` and update the running statistics."""
+def _train(
+    call: NormCall, stats: RunningStats | None, group: Group, twice: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return ``activation(norm(x) + residual)`` twice; update the running statistics."""
     if _inside_torch_func():
-        return _reference(call, stats)
+        y = _reference(call, stats)
+        return y, y
     if call.residual is not None and call.residual.dtype != call.x.dtype:
         # Backends need the residual in x's dtype, so it is added afterwards.
         plain = call._replace(activation=None, residual=None)
-        return _add_and_activate(_train(plain, stats, group), call.residual, call.activation)
+        y = _add_and_activate(_train(plain, stats, group)[0], call.residual, call.activation)
+        return y, y
     if stats is None:
-        return ghost_norm(call)[0]
+        y, _, second = ghost_norm(call, None, twice)
+        return y, second
     if torch.compiler.is_compiling():
-        y, statistics = ghost_norm(call)
+        y, statistics, second = ghost_norm(call)
         _update_compiled(stats, statistics.detach()[::2], group)
-        return y
+        return y, second
     samples, ghost = call.x.shape[0], call.ghost
     if samples % ghost and ranks_in(group) > 1:
         warnings.warn(
@@ -101,10 +113,11 @@ def _train(call: NormCall, stats: RunningStats | None, group: Group) -> Tensor:
             f"ghosts differ from those on one rank; use a batch per rank that {ghost} divides",
             stacklevel=4,
         )
-    y, statistics = ghost_norm(call, stats if updates_in_forward(group) else None)
+    in_forward = stats if updates_in_forward(group) else None
+    y, statistics, second = ghost_norm(call, in_forward, twice)
     if not stats.updated:
         update_running(stats, statistics.detach()[::2], group)
-    return y
+    return y, second
 
 
 def _update_compiled(stats: RunningStats, moments: Tensor, group: Group) -> None:

@@ -110,6 +110,7 @@ class Journal:
         if last is None or last.update != self.state.update:
             last = self.record_validation()
         # The current gradients are clipped, and on a GPU may belong to a later update.
+        update.prepare()
         update.compute_gradients()
         inputs = (micro.images for micro in update.micro_batches())
         found = find_nonfinite(self.state.model, inputs, update.autocast)

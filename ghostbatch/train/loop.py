@@ -23,6 +23,7 @@ from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.recipes import find_recipe
+from ghostbatch.train.capture import make_update
 from ghostbatch.train.evaluate import check_outputs
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
@@ -32,7 +33,7 @@ from ghostbatch.train.record import OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
 from ghostbatch.train.split import BatchSplit, memory_remedy, split_batch
-from ghostbatch.train.state import State, parameter_dtype
+from ghostbatch.train.state import State, parameter_dtype, use_gpu_layers
 from ghostbatch.train.temporary import temporary_folder
 from ghostbatch.train.update import Update
 
@@ -58,6 +59,7 @@ def train(
     workers: int = 2,
     on_bad_image: OnBadImage = "fatal",
     bad_image_limit: float = BAD_IMAGE_LIMIT,
+    deterministic: bool = False,
     on_record: OnRecord | None = None,
     timeout: float = TIMEOUT,
 ) -> Summary:
@@ -81,6 +83,7 @@ def train(
         workers: processes that decode the images of a folder.
         on_bad_image: "fatal" ends the run at an unreadable image; "skip" warns and takes another.
         bad_image_limit: largest fraction of the images, of each part, that may be skipped.
+        deterministic: on a GPU, use only algorithms that repeat their bits; slower.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
         timeout: seconds that ranks wait for each other before the run ends; inside a process group
             that exists already, its own time-out counts.
@@ -97,7 +100,11 @@ def train(
     if not 1 <= timeout <= 1e6:
         raise InputError("timeout", f"{timeout:g} is no time to wait", "use 1 to 1e6 seconds")
     generators = [] if where.type == "cpu" else [where]
-    with joined(where, timeout) as ranks, torch.random.fork_rng(devices=generators):
+    with (
+        joined(where, timeout) as ranks,
+        torch.random.fork_rng(devices=generators),
+        _cudnn(deterministic),
+    ):
         data = _load(recipe, data_dir, download, ranks)
         plan = recipe.plan(data.info.samples)
         problem = f"{recipe.model} does not fit into the memory of {where}"
@@ -136,6 +143,8 @@ def _continue(
     recipe, device = state.plan.recipe, state.device
     if split.needs_full_batch and ranks.world > 1:
         to_cross_rank(state.model)
+    if device.type == "cuda":
+        use_gpu_layers(state.model, recipe, one_rank=ranks.world == 1)
     # These may refuse; nothing is written before.
     ranks.on_rank_zero(lambda: folder.check_unchanged(device, data))
     kept_bytes = _restore(state, folder, ranks)
@@ -155,7 +164,7 @@ def _continue(
         explain_faults("micro", problem, memory_remedy(split)),
         closing(feed),
         _threads(ranks.on_rank_zero(lambda: folder.begin(device, count, data, **how))),
-        closing(Update(state, feed, split, ranks)) as update,
+        closing(make_update(state, feed, split, ranks)) as update,
         closing(make_journal(state, feed, split, ranks, folder, kept_bytes)) as journal,
         Signals(launched=ranks.world > 1) as signals,
     ):
@@ -271,6 +280,18 @@ def _open_folder(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[R
             return folder
 
         yield ranks.on_rank_zero(open_it)
+
+
+@contextmanager
+def _cudnn(deterministic: bool) -> Iterator[None]:
+    """Let cuDNN choose algorithms by timing them, or only those that repeat their bits."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = not deterministic, deterministic
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 @contextmanager

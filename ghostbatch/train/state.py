@@ -1,5 +1,6 @@
 """The state of a run: everything that a checkpoint holds."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from ghostbatch.nn import (
     BatchPosition,
     convertible,
     find_model,
+    fold_convolutions,
     key_dropout,
     to_ghost,
     unconvertible,
 )
+from ghostbatch.nn.parts import join_gradients
 from ghostbatch.ops import backend_name
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
@@ -44,6 +47,7 @@ class State:
         self.optimizer = recipe.optimizer.build(self.model.parameters(), plan.regime)
         self.distance = WeightDistance(self.model)
         self.scheduler = self._build_scheduler()
+        self._put_rates_on_device()
         self.monitor = Monitor(recipe.clip, device)
         self.skipped = SkippedImages()
         position = BatchPosition(device)
@@ -66,6 +70,12 @@ class State:
             **sizes,
         )
 
+    def _put_rates_on_device(self) -> None:
+        """On a GPU, keep the learning rates in tensors there, which a CUDA graph reads."""
+        if self.device.type == "cuda":
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+
     @property
     def drops(self) -> tuple[int, ...]:
         """The updates at which the rate drops; with hold "distance" those known so far."""
@@ -84,6 +94,8 @@ class State:
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain containers and tensors."""
         parts = {name: getattr(self, name).state_dict() for name in PARTS}
+        for group in parts["optimizer"]["param_groups"]:
+            group["lr"] = float(group["lr"])
         counts = {"update": self.update, "seconds": self.seconds}
         skipped = {"skipped": self.skipped.state_dict()}
         return {**parts, **self.monitor.state_dict(), **counts, **skipped}
@@ -96,6 +108,7 @@ class State:
             getattr(self, name).load_state_dict(state[name])
         for group, own in zip(self.optimizer.param_groups, kernels, strict=True):
             group.update(own)
+        self._put_rates_on_device()
         self.monitor.load_state_dict(state)
         self.skipped.load_state_dict(state.get("skipped", {}))  # earlier versions have none
         self.update, self.seconds = state["update"], state["seconds"]
@@ -152,6 +165,19 @@ def check_same_network(name: str, model: nn.Module, saved: dict[str, Tensor]) ->
     if changes:
         remedy = "restore it as it was when this run began, or choose another folder"
         raise InputError("model", f"{name} {changes[0]}", remedy)
+
+
+def use_gpu_layers(model: nn.Module, recipe: Recipe, one_rank: bool) -> None:
+    """Change a model on a GPU, in place, to faster layers that compute the same function.
+
+    Plain batch norm on one rank becomes ghost norm with one ghost: its kernels are faster.
+    """
+    if recipe.ghost is None and recipe.precision != "fp64" and one_rank:
+        with warnings.catch_warnings(action="ignore"):  # other kinds of norm stay as they are
+            to_ghost(model, recipe.batch)
+    if recipe.precision == "bf16":
+        fold_convolutions(model)
+    join_gradients(model)
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ghostbatch.data import Feed, MicroBatch, to_device
 from ghostbatch.draws import generator, key
+from ghostbatch.nn import call_with_cast_weights
 from ghostbatch.optim import noise_weights
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import BatchSplit
@@ -22,9 +23,13 @@ from ghostbatch.train.state import State, autocast
 class Update:
     """Runs the updates of a run, one per call, and measures them in ``state.monitor``.
 
-    A call does not wait for the GPU, except with hold "distance": that scheduler measures the
-    weights after every update.
+    A call sets what differs from update to update (`prepare`), and then only works on the device
+    (`compute`). It does not wait for the GPU, except with hold "distance": that scheduler measures
+    the weights after every update.
     """
+
+    engine = "eager"
+    """Name of this way to compute an update, for ``run.json``."""
 
     def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
         self.state, self.feed, self.split, self.ranks = state, feed, split, ranks
@@ -36,6 +41,9 @@ class Update:
         # DDP's context in which gradients stay on their rank; without DDP there is nothing to do.
         self._no_sync: Any = getattr(self.parallel, "no_sync", nullcontext)
         self._stop = torch.zeros(1, dtype=torch.float64, device=state.device)
+        self._noise: Tensor | None = None
+        if self.recipe.noise:
+            self._noise = torch.empty(self.recipe.batch, device=state.device)
         # A fused optimizer's kernel reads found_inf and leaves the weights alone where it is 1.
         self._skips_on_device = state.device.type == "cuda"
         if self._skips_on_device:
@@ -46,8 +54,26 @@ class Update:
 
         ``stop`` tells all ranks, through ``state.monitor``, that this one was asked to stop.
         """
-        recipe, state = self.recipe, self.state
+        self.prepare(stop)
+        self.compute()
+        if self._skips_on_device or not self.state.monitor.diverged:
+            self.state.scheduler.step()
+        self.state.update += 1
+
+    def prepare(self, stop: bool = False) -> None:
+        """Set the tensors that differ from update to update: noise, dropout's key, stop."""
+        recipe, update = self.recipe, self.state.update
         self._stop.fill_(stop)
+        if self._noise is not None:
+            draw = generator(recipe.seed, "noise", update)
+            weights = noise_weights(recipe.batch, recipe.batch, recipe.base_batch, draw)
+            self._noise.copy_(to_device(weights, self._noise.device))
+        if self.state.position is not None:
+            self.state.position.key.fill_(key(recipe.seed, "dropout", update))
+
+    def compute(self) -> None:
+        """Compute the gradients, add to the monitor, clip and step."""
+        recipe, state = self.recipe, self.state
         sums = torch.cat([self.compute_gradients(), self._stop])
         if self.ranks.world > 1:
             dist.all_reduce(sums)
@@ -59,38 +85,35 @@ class Update:
             clip_grads_with_norm_(self.parameters, recipe.clip, norm)
         if self._skips_on_device or not state.monitor.diverged:
             state.optimizer.step()
-            state.scheduler.step()
-        state.update += 1
 
     def compute_gradients(self) -> Tensor:
-        """Set every ``grad`` to that of the batch's mean loss.
+        """Set every ``grad`` to that of the batch's mean loss, after `prepare`.
 
         Return this rank's summed loss, without noise, and its number of correct answers: a float64
         tensor of two values.
         """
-        recipe, update = self.recipe, self.state.update
         self.state.optimizer.zero_grad(set_to_none=True)
-        factor = self.ranks.world / recipe.batch  # DDP averages over ranks
-        weights = None
-        if recipe.noise:
-            draw = generator(recipe.seed, "noise", update)
-            weights = noise_weights(recipe.batch, recipe.batch, recipe.base_batch, draw)
+        factor = self.ranks.world / self.recipe.batch  # DDP averages over ranks
         sums = torch.zeros(2, dtype=torch.float64, device=self.state.device)
         for micro in self.micro_batches():
             last = micro.positions == self.positions[-1]
             with nullcontext() if last else self._no_sync():
                 with self.autocast:
-                    outputs = self.parallel(micro.images)
+                    outputs = self.forward(micro.images)
                     losses = F.cross_entropy(outputs, micro.labels, reduction="none")
                 weighted = losses
-                if weights is not None:
-                    weighted = losses * to_device(
-                        weights[micro.positions].to(losses.dtype), losses.device
-                    )
+                if self._noise is not None:
+                    weighted = losses * self._noise[micro.positions].to(losses.dtype)
                 (weighted.sum() * factor).backward()
             correct = outputs.detach().argmax(1) == micro.labels
             sums = sums + torch.stack([losses.detach().double(), correct]).sum(1)
         return sums
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the network's outputs."""
+        if self.recipe.precision == "bf16" and self.ranks.world == 1:
+            return call_with_cast_weights(self.state.model, images, torch.bfloat16)
+        return self.parallel(images)  # type: ignore[no-any-return]
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the coming update, with random draws keyed to each.
@@ -98,13 +121,20 @@ class Update:
         Dropout layers key their masks by the position of each sample; anything else that a network
         draws is keyed by the position of the micro-batch's first sample.
         """
-        seed, update = self.recipe.seed, self.state.update
-        for micro in self.feed.micro_batches(update, self.positions):
+        for micro in self.batches():
             first = micro.positions.start
             if self.state.position is not None:
-                self.state.position.set(key(seed, "dropout", update), first)
-            torch.manual_seed(key(seed, f"draws from {first}", update))
+                self.state.position.first.fill_(first)
+            self.seed_draws(first)
             yield micro
+
+    def batches(self) -> Iterator[MicroBatch]:
+        """Yield this rank's micro-batches of the coming update."""
+        return self.feed.micro_batches(self.state.update, self.positions)
+
+    def seed_draws(self, first: int) -> None:
+        """Seed what a network draws by itself in the micro-batch that begins at ``first``."""
+        torch.manual_seed(key(self.recipe.seed, f"draws from {first}", self.state.update))
 
     def close(self) -> None:
         """Release the DDP wrapper, a cycle that keeps the threads of the process group alive."""

@@ -215,3 +215,32 @@ def test_one_compilation_serves_every_update_and_piece(position, kind):
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 def test_inductor_draws_the_masks_of_eager_code(position):
     check_compiled(keyed(nn.Dropout(0.5), position), position, "inductor")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in the interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("p", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(nn.Dropout, (5, 300)), (nn.Dropout, (3, 2, 7)), (nn.Dropout2d, (6, 9, 4, 5))],
+    ids=["features", "images", "channels"],
+)
+def test_the_kernel_drops_and_scales_as_tensor_code_does(
+    position, make, shape, p, dtype, monkeypatch
+):
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU the kernels are not interpreted")
+    at(position, update=5, first=11)
+    outcomes = []
+    for kernels in ("interpret", "0"):
+        monkeypatch.setenv("GHOSTBATCH_KERNELS", kernels)
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+        x[0] = torch.inf
+        x.requires_grad_()
+        y = keyed(make(p), position)(x)
+        y.backward(torch.ones_like(y))
+        outcomes.append([y.detach(), x.grad])
+    # The interpreter rounds bf16 to within one unit in the last place.
+    rtol = 2**-7 if dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(*outcomes, rtol=rtol, atol=0, equal_nan=True)

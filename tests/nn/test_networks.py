@@ -14,6 +14,7 @@ from torch.testing import assert_close
 import ghostbatch as gb
 from ghostbatch.errors import InputError
 from ghostbatch.nn import MODELS, find_model
+from ghostbatch.nn.pool import MaxPool2d, MeanPool2d
 
 PARAMETERS = {
     "f1": 1_462_794,
@@ -90,11 +91,11 @@ def order(model):
     kinds = {
         nn.Conv2d: "conv",
         nn.Linear: "linear",
-        nn.MaxPool2d: "pool",
+        MaxPool2d: "pool",
         nn.BatchNorm2d: "norm",
         nn.BatchNorm1d: "norm",
         nn.Dropout: "drop",
-        nn.AdaptiveAvgPool2d: "mean",
+        MeanPool2d: "mean",
     }
     ran = []
     handles = [

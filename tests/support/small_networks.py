@@ -58,3 +58,16 @@ def bad_on_rank_one(num_classes=10, *, in_channels=1, image_size=28):
     """Return the network above with a bad layer after its first three."""
     network = dropping(num_classes, in_channels=in_channels, image_size=image_size)
     return network.insert(3, BadOnRankOne())
+
+
+class Noisy(nn.Module):
+    """Draws numbers by itself in training."""
+
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x
+
+
+def drawing(num_classes=10, *, in_channels=1, image_size=28):
+    """Return the first network above with a layer that draws numbers by itself."""
+    network = narrow(num_classes, in_channels=in_channels, image_size=image_size)
+    return network.insert(4, Noisy())

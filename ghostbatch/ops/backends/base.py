@@ -1,6 +1,8 @@
 """What a backend is, and the records of a call that every backend takes."""
 
+import os
 from abc import ABC, abstractmethod
+from importlib.util import find_spec
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -14,6 +16,25 @@ SWITCH = "GHOSTBATCH_KERNELS"
 """Environment variable. With 0 all kernels are off. With "interpret" those for CUDA run on CPU
 tensors, in Triton's interpreter, for tests; TRITON_INTERPRET=1 must be set before Triton is
 imported."""
+
+
+TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def has_triton(x: Tensor) -> bool:
+    """Return whether Triton kernels may read this tensor: on an NVIDIA GPU, or interpreted.
+
+    Compilers see PyTorch's own operations instead, for which they have kernels of their own.
+    """
+    mode = os.environ.get(SWITCH)
+    on_gpu = x.is_cuda and torch.version.hip is None and mode != "0"
+    return (
+        (on_gpu or mode == "interpret")
+        and x.dtype in TRITON_DTYPES
+        and type(x) is Tensor
+        and not torch.compiler.is_compiling()
+        and find_spec("triton") is not None
+    )
 
 
 class NormCall(NamedTuple):
@@ -54,6 +75,8 @@ class Backward(NamedTuple):
     """Gradient of the residual: dy, but 0 where y is 0. Given if and only if y is."""
     dparameters: Tensor
     """Gradients of weight and bias, (2, C)."""
+    other: Tensor | None = None
+    """A second gradient of the result; given only to a backend that ``adds_gradients``."""
 
 
 class Backend(ABC):
@@ -70,6 +93,9 @@ class Backend(ABC):
     """As `backend_name` returns it, and run.json records it."""
     recomputes_relu_mask: ClassVar[bool] = True
     """Whether backward finds ReLU's mask from x. If not, or with a residual, autograd saves y."""
+
+    adds_gradients: ClassVar[bool] = False
+    """Whether `differentiate` adds a second gradient of the result itself."""
 
     @abstractmethod
     def available(self, device: torch.device, dtype: torch.dtype) -> bool:
@@ -118,20 +144,27 @@ class Backend(ABC):
         return (y if out is y else y.copy_(out)), statistics
 
     def backward(
-        self, call: NormCall, statistics: Tensor, dy: Tensor, y: Tensor | None = None
+        self,
+        call: NormCall,
+        statistics: Tensor,
+        dy: Tensor,
+        y: Tensor | None = None,
+        other: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of x, of weight and bias (2, C), and of the residual.
 
-        The last one is empty unless ``y`` is given.
+        The last one is empty unless ``y`` is given. ``other`` is a second gradient of the result.
         """
+        if other is not None and not self.adds_gradients:
+            dy, other = dy + other, None
         dx = torch.empty_like(call.x)
         x, out = make_dense(call.x, dx)
         if x is not call.x:
             call = call._replace(x=x)
         passed = None if y is None else torch.empty_like(out)
         dparameters = statistics.new_empty(2, x.shape[1])
-        dy, y = as_dense_as(x, dy), as_dense_as(x, y)
-        self.differentiate(call, Backward(statistics, dy, y, out, passed, dparameters))
+        dy, y, other = as_dense_as(x, dy), as_dense_as(x, y), as_dense_as(x, other)
+        self.differentiate(call, Backward(statistics, dy, y, out, passed, dparameters, other))
         if passed is None:
             passed = x.new_empty(0)
         elif out is not dx:

@@ -42,13 +42,16 @@ from ghostbatch.ops.backends.triton.primitives import (
     count_in,
     fetch,
     load,
+    load_stored,
     locate,
     next_ticket,
     parameter,
     publish_sums,
+    read_affine,
     relu_grad,
     rows_to_add,
     store,
+    store_and_round,
     subtile,
     wait_for,
     write_statistics,
@@ -171,21 +174,10 @@ def forward_kernel(
         ticket = next_ticket(counters_ptr, tickets_per_run)[0] if LOOP else total + delay
 
 
-@triton.jit
-def read_affine(
-    statistics_ptr, place_C, stride, weight_ptr, bias_ptr, channel_C, live_C,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-):  # fmt: skip
-    """Return mean, 1 / deviation, weight / deviation and bias of a group."""
-    mean_C = tl.load(statistics_ptr + place_C, live_C, other=0.0)
-    invstd_C = tl.load(statistics_ptr + stride + place_C, live_C, other=0.0)
-    slope_C = parameter(weight_ptr, channel_C, live_C, 1.0, WEIGHT) * invstd_C
-    return mean_C, invstd_C, slope_C, parameter(bias_ptr, channel_C, live_C, 0.0, BIAS)
-
-
 @triton.jit(do_not_specialize=COUNTS)
 def backward_kernel(
-    dy_ptr,  # (N, C, ...), in rows or in planes; so are the next four
+    dy_ptr,  # (N, C, ...), in rows or in planes; so are the next five
+    other_ptr,  # a second gradient of y, with JOINED
     x_ptr,
     y_ptr,
     dx_ptr,
@@ -197,12 +189,13 @@ def backward_kernel(
     dparameters_ptr,  # (2, C): the gradients of weight and bias
     partial_sums_ptr,  # these two as in the forward
     counters_ptr,
-    # The plan and the flags; with RESIDUAL, ReLU's mask is read from y, and masked dy stored.
+    # The plan and the flags; with RESIDUAL, ReLU's mask is read from y. The masked gradient is then
+    # a result: the first step stores it, and the second reads it instead of all gradients and y.
     ghosts, aligned, ghost_rows, last_rows, tiles, last_tiles, blocks, delay, tickets_per_run,
     S: tl.constexpr, PLANES: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, EVEN: tl.constexpr, U: tl.constexpr,
     R: tl.constexpr, BC: tl.constexpr, SUB: tl.constexpr, FAN: tl.constexpr, TREE: tl.constexpr,
-    ALIGN: tl.constexpr, LOOP: tl.constexpr, STREAM: tl.constexpr,
+    ALIGN: tl.constexpr, LOOP: tl.constexpr, STREAM: tl.constexpr, JOINED: tl.constexpr,
 ):  # fmt: skip
     """``dx = weight invstd (dy - mean(dy) - xhat mean(dy xhat))``, with means over the ghost."""
     C = aligned * ALIGN  # so that the compiler knows a divisor of it
@@ -229,12 +222,18 @@ def backward_kernel(
             for sub in range(SUB):
                 at_RCU, keep_RCU = subtile(first, sub, rows, column_C, live_C, C, S, PLANES, U, R)
                 x_RCU = load(x_ptr + base, at_RCU, keep_RCU, EVEN, True, STREAM)
-                dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, True, STREAM)
+                dy_RCU = load(dy_ptr + base, at_RCU, keep_RCU, EVEN, not RESIDUAL, STREAM)
+                if JOINED:
+                    dy_RCU += load(other_ptr + base, at_RCU, keep_RCU, EVEN, not RESIDUAL, STREAM)
                 x_RCU -= mean_C[None, :, None]
                 dy_RCU = relu_grad(
                     dy_RCU, x_RCU, y_ptr + base, at_RCU, keep_RCU, slope_C, bias_C,
-                    EVEN, True, STREAM, RELU, RESIDUAL,
+                    EVEN, False, STREAM, RELU, RESIDUAL,
                 )  # fmt: skip
+                if RESIDUAL:
+                    dy_RCU = store_and_round(
+                        dresidual_ptr + base, at_RCU, dy_RCU, keep_RCU, EVEN, STREAM
+                    )
                 sum_RC += tl.sum(dy_RCU, 2)
                 dot_RC += tl.sum(dy_RCU * x_RCU, 2)
             parts = partial_sums_ptr + group.to(tl.int64) * (most_tiles + bundles) * (2 * BC)
@@ -272,7 +271,10 @@ def backward_kernel(
             counter = counters_ptr + 1 + group * (1 + bundles)
             at_RCU, keep_RCU = subtile(first, 0, rows, column_C, live_C, C, S, PLANES, U, R)
             x_next = fetch(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-            dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+            if not RESIDUAL:
+                dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                if JOINED:
+                    other_next = fetch(other_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
             wait_for(counter, (runs_before + 1) * (rows_to_add(count, FAN, TREE) + 1))
             scale = 1.0 / rows.to(tl.float32)
             dot_C = tl.load(sums_ptr + place, live_C, other=0.0, cache_modifier=".cg")
@@ -283,16 +285,25 @@ def backward_kernel(
                 at_RCU, keep_RCU = subtile(first, sub, rows, column_C, live_C, C, S, PLANES, U, R)
                 if sub > 0:
                     x_next = fetch(x_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
-                    dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                    if not RESIDUAL:
+                        dy_next = fetch(dy_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM)
+                        if JOINED:
+                            other_next = fetch(
+                                other_ptr + base, at_RCU, keep_RCU, EVEN, False, STREAM
+                            )
                 x_RCU = x_next.to(tl.float32) - mean_C[None, :, None]
-                dy_RCU = relu_grad(
-                    dy_next.to(tl.float32), x_RCU, y_ptr + base, at_RCU, keep_RCU, slope_C, bias_C,
-                    EVEN, False, STREAM, RELU, RESIDUAL,
-                )  # fmt: skip
+                if RESIDUAL:
+                    dy_RCU = load_stored(dresidual_ptr + base, at_RCU, keep_RCU, EVEN)
+                else:
+                    dy_RCU = dy_next.to(tl.float32)
+                    if JOINED:
+                        dy_RCU += other_next.to(tl.float32)
+                    dy_RCU = relu_grad(
+                        dy_RCU, x_RCU, y_ptr + base, at_RCU, keep_RCU, slope_C, bias_C,
+                        EVEN, False, STREAM, RELU, False,
+                    )  # fmt: skip
                 dx_RCU = x_RCU * tilt_C[None, :, None] + level_C[None, :, None]
                 dx_RCU += dy_RCU * slope_C[None, :, None]
                 store(dx_ptr + base, at_RCU, dx_RCU, keep_RCU, EVEN, STREAM)
-                if RESIDUAL:
-                    store(dresidual_ptr + base, at_RCU, dy_RCU, keep_RCU, EVEN, STREAM)
 
         ticket = next_ticket(counters_ptr, tickets_per_run)[0] if LOOP else total + delay

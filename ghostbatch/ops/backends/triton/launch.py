@@ -3,6 +3,7 @@
 import math
 import os
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ class TritonBackend(Backend):
 
     name = "the Triton kernels"
     key = "triton"
+    adds_gradients = True
 
     def available(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether this is an NVIDIA GPU or the interpreter, and a supported dtype."""
@@ -72,8 +74,9 @@ class TritonBackend(Backend):
         """As `Backend.differentiate`."""
         _launch(
             _kernels().backward_kernel,
-            plan_for(call, backward=True),
+            plan_for(call, backward=True, with_residual=grads.y is not None),
             dy_ptr=grads.dy,
+            other_ptr=_or(grads.other, call.x),
             x_ptr=call.x,
             y_ptr=_or(grads.y, call.x),
             dx_ptr=grads.dx,
@@ -87,6 +90,7 @@ class TritonBackend(Backend):
             BIAS=call.bias is not None,
             RESIDUAL=grads.y is not None,
             RELU=call.activation == "relu",
+            JOINED=grads.other is not None,
         )
 
     def update_running(self, running: RunningStats, moments: Tensor) -> bool:
@@ -120,11 +124,14 @@ def _kernels() -> ModuleType:
     return kernels
 
 
-def plan_for(call: NormCall, *, backward: bool) -> TilePlan:
+def plan_for(call: NormCall, *, backward: bool, with_residual: bool = False) -> TilePlan:
     """Return the tile plan for a batch in rows or in planes."""
     x, planes = call.x, not in_rows(call.x)
     shape = tuple(x.shape)
     settings = tuning(shape, x.dtype, planes, backward, call.ghost)
+    if with_residual and settings.vectors > 4:  # more do not fit a thread's registers
+        twice = 2 * settings.subtiles
+        settings = replace(settings, vectors=4, subtiles=twice, registers=128)
     return make_plan(shape, x.dtype, planes, call.ghost, settings, _multiprocessors(x.device))
 
 

@@ -210,12 +210,45 @@ def store(ptr, at, values, keep, EVEN: tl.constexpr, STREAM: tl.constexpr):
 
 
 @triton.jit
+def store_and_round(ptr, at, values, keep, EVEN: tl.constexpr, STREAM: tl.constexpr):
+    """Store values that are soon read again; return them as they were rounded, in fp32."""
+    policy: tl.constexpr = "evict_last" if STREAM > 1 else ""
+    rounded = values.to(ptr.dtype.element_ty)
+    if EVEN:
+        tl.store(ptr + at, rounded, eviction_policy=policy)
+    else:
+        tl.store(ptr + at, rounded, keep, eviction_policy=policy)
+    return rounded.to(tl.float32)
+
+
+@triton.jit
+def load_stored(ptr, at, keep, EVEN: tl.constexpr):
+    """Load as fp32 what other programs stored, from the L2 cache, where it is seen."""
+    if EVEN:
+        return tl.load(ptr + at, cache_modifier=".cg").to(tl.float32)
+    else:
+        return tl.load(ptr + at, keep, other=0.0, cache_modifier=".cg").to(tl.float32)
+
+
+@triton.jit
 def parameter(ptr, channel_C, live_C, default: tl.constexpr, GIVEN: tl.constexpr):
     """Return a weight or a bias in fp32; the default if there is none."""
     if GIVEN:
         return tl.load(ptr + channel_C, live_C, other=0.0).to(tl.float32)
     else:
         return tl.full(channel_C.shape, default, tl.float32)
+
+
+@triton.jit
+def read_affine(
+    statistics_ptr, place_C, stride, weight_ptr, bias_ptr, channel_C, live_C,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Return mean, 1 / deviation, weight / deviation and bias of a group."""
+    mean_C = tl.load(statistics_ptr + place_C, live_C, other=0.0)
+    invstd_C = tl.load(statistics_ptr + stride + place_C, live_C, other=0.0)
+    slope_C = parameter(weight_ptr, channel_C, live_C, 1.0, WEIGHT) * invstd_C
+    return mean_C, invstd_C, slope_C, parameter(bias_ptr, channel_C, live_C, 0.0, BIAS)
 
 
 @triton.jit

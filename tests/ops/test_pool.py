@@ -1,16 +1,21 @@
 """The pooling kernels, in Triton's interpreter, against F.max_pool2d."""
 
-import pool
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
+from ghostbatch.nn.networks import MODELS
+from ghostbatch.ops.pool import functional, max_pool2d, mean_pool2d
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+launch = pytest.importorskip("ghostbatch.ops.pool.launch")
+
 SETTINGS = {
-    "packed": pool.Tuning(warps=1, channels=16),
-    "a byte per output": pool.Tuning(warps=1, channels=16, pack=False),
-    "three tiles per program": pool.Tuning(warps=1, channels=16, rounds=3),
+    "packed": launch.Tuning(warps=1, channels=16),
+    "a byte per output": launch.Tuning(warps=1, channels=16, pack=False),
+    "three tiles per program": launch.Tuning(warps=1, channels=16, rounds=3),
     "chosen by shape": None,
 }
 SHAPES = [(2, 8, 8, 8), (3, 16, 7, 9), (2, 3, 5, 6), (5, 40, 3, 3), (4, 1, 4, 11)]
@@ -19,7 +24,7 @@ SHAPES = [(2, 8, 8, 8), (3, 16, 7, 9), (2, 3, 5, 6), (5, 40, 3, 3), (4, 1, 4, 11
 @pytest.fixture(params=SETTINGS)
 def _settings(request, monkeypatch):
     if SETTINGS[request.param] is not None:
-        monkeypatch.setattr(pool, "tuning", lambda *_: SETTINGS[request.param])
+        monkeypatch.setattr(launch, "tuning", lambda *_: SETTINGS[request.param])
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -44,7 +49,7 @@ def outcome(function, x: Tensor, dy: Tensor | None = None) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_results_and_gradients_equal_pytorchs_also_with_ties(shape, kernel, dtype):
     x = draw(*shape, dtype=dtype)
-    fast = outcome(lambda x: pool.max_pool2d(x, kernel), x)
+    fast = outcome(lambda x: max_pool2d(x, kernel), x)
     slow = outcome(lambda x: F.max_pool2d(x, kernel, 2), x)
     assert_close(fast, slow, rtol=0, atol=0)
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in fast)
@@ -59,7 +64,7 @@ def test_infinities_and_nan_propagate_as_in_pytorch(kernel):
     x[0] = -torch.inf
     exact = F.max_pool2d(x, kernel, 2)
     dy = draw(*exact.shape, seed=1).where(~exact.isnan(), 0)
-    fast = outcome(lambda x: pool.max_pool2d(x, kernel), x, dy)
+    fast = outcome(lambda x: max_pool2d(x, kernel), x, dy)
     slow = outcome(lambda x: F.max_pool2d(x, kernel, 2), x, dy)
     assert exact.isnan().any()
     assert_close(fast, slow, rtol=0, atol=0, equal_nan=True)
@@ -67,14 +72,14 @@ def test_infinities_and_nan_propagate_as_in_pytorch(kernel):
 
 def test_without_gradients_no_index_is_saved():
     x = draw(2, 8, 8, 8)
-    _, index = pool.forward(x, 2, save=False)
+    _, index = launch.forward(x, 2, save=False)
     assert index.numel() == 0
-    assert_close(pool.max_pool2d(x, 2), F.max_pool2d(x, 2, 2), rtol=0, atol=0)
+    assert_close(max_pool2d(x, 2), F.max_pool2d(x, 2, 2), rtol=0, atol=0)
 
 
 def test_a_gradient_in_another_layout_is_taken():
     x, dy = draw(2, 8, 8, 8), draw(2, 8, 4, 4, seed=5).contiguous()
-    fast = outcome(lambda x: pool.max_pool2d(x, 2), x, dy)
+    fast = outcome(lambda x: max_pool2d(x, 2), x, dy)
     assert_close(fast, outcome(lambda x: F.max_pool2d(x, 2, 2), x, dy), rtol=0, atol=0)
 
 
@@ -84,23 +89,26 @@ def test_a_gradient_in_another_layout_is_taken():
     ids=["contiguous", "fp64 slice", "empty"],
 )
 def test_what_the_kernels_do_not_take_goes_to_pytorch(x):
-    assert not pool.serves(x, 3)
-    assert_close(pool.max_pool2d(x, 3), F.max_pool2d(x, 3, 2))
+    assert not functional._kernels_apply(x, 3)
+    assert_close(max_pool2d(x, 3), F.max_pool2d(x, 3, 2))
 
 
 def test_the_mean_over_pixels_and_its_gradient_equal_pytorchs():
     x = draw(2, 8, 4, 6)
-    fast = outcome(pool.MeanPool.apply, x)
+    fast = outcome(mean_pool2d, x)
     slow = outcome(lambda x: F.adaptive_avg_pool2d(x, 1), x)
     assert_close(fast, slow, check_stride=False)
     assert fast[1].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_layers_that_the_kernels_know_are_swapped_in_place():
-    model = nn.Sequential(
-        nn.MaxPool2d(2), nn.MaxPool2d(3, 2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2, ceil_mode=True)
-    )
-    layers = list(model)
-    pool.to_fast_pools(model)
-    assert [type(layer) is pool.FastMaxPool2d for layer in layers] == [True, True, False, False]
-    assert all(now is before for now, before in zip(model, layers, strict=True))
+def test_a_network_pools_by_the_kernels_and_computes_what_it_did(monkeypatch):
+    model = MODELS["c1"](image_size=8).eval()
+    x = draw(2, 3, 8, 8)
+    model.to(memory_format=torch.channels_last)
+    pooled = []
+    forward = launch.forward
+    monkeypatch.setattr(launch, "forward", lambda *a, **k: pooled.append(1) or forward(*a, **k))
+    y = model(x)
+    assert len(pooled) == 2
+    monkeypatch.setenv("GHOSTBATCH_KERNELS", "0")
+    assert_close(y, model(x))

@@ -5,25 +5,24 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from fold import (
-    FACTORS,
-    Fold,
-    FoldedConv2d,
-    Shape,
-    columns,
-    fold_convolutions,
-    fold_weights,
-    folded_conv2d,
-    take_columns,
-    unfold_convolutions,
-)
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from ghostbatch.nn import call_with_cast_weights, fold_convolutions, unfold_convolutions
+from ghostbatch.nn.fold import (
+    FOLDS,
+    Fold,
+    FoldedConv2d,
+    PatchConv2d,
+    Shape,
+    fold_weights,
+    folded_conv2d,
+    unfold_weight,
+)
 from ghostbatch.nn.networks import resnet44
 
 CASES = [
-    *((shape, fold, 16) for shape, fold in FACTORS.items()),
+    *((shape, fold, 16) for shape, fold in FOLDS.items()),
     (Shape(16, 16, 3, 1), Fold(2), 8),
     (Shape(3, 8, 3, 1), Fold(4), 8),
     (Shape(3, 8, 5, 1), Fold(2, 4), 8),
@@ -124,11 +123,43 @@ def test_autocast_casts_the_folded_weights():
     assert model[0].weight.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize(("shape", "fold", "width"), CASES, ids=str)
+def test_a_folded_weight_holds_the_plain_one(shape, fold, width):
+    del width
+    fan_in, fan_out, kernel, stride = shape
+    weight = draw(fan_out, fan_in, kernel, kernel)
+    (folded,) = fold_weights(weight[None], stride, fold)
+    assert torch.equal(unfold_weight(folded, kernel, stride, fold)[:, :fan_in], weight)
+
+
+@pytest.mark.parametrize("width", [32, 30], ids=["folded", "with widths that do not fold"])
+def test_weights_cast_together_give_the_bits_of_autocast(width):
+    x = draw(2, 3, 8, width).float()
+    outcomes = []
+    for call in (call_with_cast_weights, lambda model, x, _: model(x)):
+        torch.manual_seed(0)
+        network = fold_convolutions(resnet44())
+        with torch.autocast("cpu", torch.bfloat16):
+            y = call(network, x, torch.bfloat16)
+        y.float().square().sum().backward()
+        outcomes.append([y.detach(), *(p.grad for p in network.parameters())])
+    assert_close(*outcomes, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("kernel", [3, 5])
-def test_a_first_layer_takes_images_or_their_patches(kernel):
-    model = nn.Sequential(nn.Conv2d(3, 8, kernel, padding=kernel // 2)).double()
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_first_layer_over_patches_computes_the_same(kernel, bias):
+    model = nn.Sequential(nn.Conv2d(3, 64, kernel, padding=kernel // 2, bias=bias)).double()
     twin = copy.deepcopy(model)
-    take_columns(model, {Shape(3, 8, kernel, 1)})
-    x = draw(2, 3, 6, 6)
-    for input_ in (x, columns(x, kernel)):
-        assert_close(model(input_), twin(x), rtol=1e-12, atol=1e-12, check_stride=False)
+    fold_convolutions(model)
+    assert type(model[0]) is PatchConv2d
+    x = draw(2, 3, 6, 7)
+    for layout in LAYOUTS.values():
+        for network in (model, twin):
+            network.zero_grad()
+            network(x.contiguous(memory_format=layout)).pow(2).sum().backward()
+        for mine, right in zip(model.parameters(), twin.parameters(), strict=True):
+            assert_close(mine.grad, right.grad, rtol=1e-11, atol=1e-9)
+    needed = x.clone().requires_grad_()
+    assert_close(model(needed), twin(needed))
+    assert type(unfold_convolutions(model)[0]) is nn.Conv2d

@@ -1,0 +1,149 @@
+"""Updates as a CUDA graph, against the same updates run eagerly."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ghostbatch import Regime, train
+from ghostbatch.data import load, open_feed
+from ghostbatch.train.capture import CapturedUpdate, make_update
+from ghostbatch.train.ranks import Ranks
+from ghostbatch.train.split import split_batch
+from ghostbatch.train.state import State, initial_model, parameter_dtype, use_gpu_layers
+from ghostbatch.train.update import Update
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+UPDATES = 8
+
+
+@pytest.fixture(autouse=True)
+def _deterministic(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+
+
+def run(kind, recipe, micro=None, updates=UPDATES):
+    """Return the weights, buffers, momentum and metrics after some updates."""
+    device, data = torch.device("cuda"), load(recipe.data)
+    with torch.random.fork_rng(devices=[device]):
+        state = State(recipe.plan(data.info.samples), data.info, device)
+        split = split_batch(recipe, state.model, micro, 1)
+        use_gpu_layers(state.model, recipe, one_rank=True)
+        settings = {"batch": recipe.batch, "seed": recipe.seed, "augment": recipe.augment}
+        feed = open_feed(data, device=device, dtype=parameter_dtype(recipe), **settings)
+        update = kind(state, feed, split, Ranks())
+        for _ in range(updates):
+            update()
+    if isinstance(update, CapturedUpdate) and kind is CapturedUpdate:
+        assert update._graph is not None
+    saved = state.state_dict()
+    found = {name: tensor.cpu() for name, tensor in saved["model"].items()}
+    for number, buffers in saved["optimizer"]["state"].items():
+        found[f"momentum {number}"] = buffers["momentum_buffer"].cpu()
+    found["sums"] = torch.tensor(saved["tally"]["sums"])
+    found["rate"] = torch.tensor(saved["optimizer"]["param_groups"][0]["lr"])
+    return found
+
+
+DROPS = Regime(lr=0.05, epochs=0.256, drops=((0.064, 0.02, 0.0), (0.112, 0.005, 1e-3)), warmup=0.05)
+VARIANTS = {
+    "as it is": {},
+    "plain norm": {"ghost": None},
+    "augmented": {"augment": True},
+    "noise": {"noise": True},
+    "not clipped": {"clip": None},
+    "bf16": {"precision": "bf16"},
+    "fp64": {"precision": "fp64"},
+    "rates and weight decay that change": {"regime": DROPS},
+    "convolutions, dropout, pooling": {"model": "c1", "precision": "bf16", "augment": True},
+    "folded convolutions": {"model": "resnet44", "precision": "bf16"},
+    "a network that draws by itself": {"model": "python:small_networks:drawing"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_graph_has_the_bits_of_eager_updates(tiny, variant):
+    recipe = replace(tiny, **VARIANTS[variant])
+    eager, captured = run(Update, recipe), run(CapturedUpdate, recipe)
+    assert eager.keys() == captured.keys()
+    different = [name for name in eager if not torch.equal(eager[name], captured[name])]
+    assert different == []
+
+
+def test_micro_batches_in_a_graph_have_the_bits_of_eager_ones(tiny):
+    recipe = replace(tiny, model="c1", precision="bf16", augment=True, noise=True)
+    eager, captured = run(Update, recipe, micro=32), run(CapturedUpdate, recipe, micro=32)
+    assert all(torch.equal(eager[name], captured[name]) for name in eager)
+
+
+def test_a_network_that_draws_by_itself_in_micro_batches_runs_eagerly(tiny):
+    recipe = replace(tiny, model="python:small_networks:drawing")
+    eager, ours = run(Update, recipe, micro=32), run(make_update, recipe, micro=32)
+    assert all(torch.equal(eager[name], ours[name]) for name in eager)
+
+
+def test_a_run_that_was_interrupted_has_the_bits_of_one_that_was_not(tiny, tmp_path, outcome):
+    def interrupt(record):
+        if record.update >= 9:
+            raise KeyboardInterrupt
+
+    recipe = replace(tiny, model="c1", precision="bf16", augment=True)
+    train(recipe, out=tmp_path / "one", device="cuda", deterministic=True)
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            recipe,
+            out=tmp_path / "two",
+            device="cuda",
+            deterministic=True,
+            on_record=interrupt,
+            checkpoint_updates=1,
+        )
+    train(recipe, out=tmp_path / "two", device="cuda", deterministic=True)
+    assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
+
+
+def test_a_diverging_run_is_noticed_and_its_weights_are_finite(tiny, tmp_path):
+    regime = Regime(lr=1e4, epochs=2)
+    summary = train(
+        replace(tiny, regime=regime, clip=None, ghost=None), out=tmp_path, device="cuda"
+    )
+    assert summary.status == "diverged"
+    assert "update" in summary.reason
+
+
+@pytest.mark.parametrize("network", ["resnet44", "wresnet16-4", "vgg", "c1"])
+@pytest.mark.parametrize("ghost", [None, 32])
+def test_the_layers_for_a_gpu_compute_what_plain_ones_do(tiny, network, ghost, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    recipe = replace(tiny, model=network, ghost=ghost, data="synthetic:3x32x32:256")
+    torch.manual_seed(0)
+    model = initial_model(recipe, load(recipe.data).info).cuda()
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+    twin = copy.deepcopy(model)
+    model.to(memory_format=torch.channels_last)
+    use_gpu_layers(model, replace(recipe, precision="bf16"), one_rank=True)
+    x = torch.randn(64, 3, 32, 32, device="cuda")
+    labels = torch.arange(64, device="cuda") % 10
+    for layout, net in ((torch.channels_last, model), (torch.contiguous_format, twin)):
+        outputs = net(x.contiguous(memory_format=layout))
+        torch.nn.functional.cross_entropy(outputs, labels).backward()
+    different = {
+        name: float((mine.grad - right.grad).norm() / right.grad.norm())
+        for (name, mine), right in zip(model.named_parameters(), twin.parameters(), strict=True)
+    }
+    assert max(different.values()) < 0.02  # rounding turns some ReLUs on or off
+    assert sorted(different.values())[len(different) // 2] < 2e-3
+    for mine, right in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.allclose(mine, right, rtol=1e-3, atol=1e-4)
+
+
+def test_bf16_stays_near_fp32(tiny):
+    recipe = replace(tiny, model="resnet44", augment=True)
+    wide, narrow = (run(CapturedUpdate, replace(recipe, precision=p)) for p in ("fp32", "bf16"))
+    loss, _, norm, *_ = wide["sums"].tolist()
+    assert narrow["sums"][0] == pytest.approx(loss, rel=0.05)
+    assert narrow["sums"][2] == pytest.approx(norm, rel=0.2)
