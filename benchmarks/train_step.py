@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from ghostbatch import Recipe, Regime
 from ghostbatch.data import load, open_feed
 from ghostbatch.nn import MODELS
-from ghostbatch.train.capture import make_update
+from ghostbatch.train.capture import choose_update
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
 from ghostbatch.train.state import State, parameter_dtype, use_gpu_layers
@@ -58,7 +58,7 @@ def our_update(network: str, batch: int) -> Update:
     feed = open_feed(
         data, batch=batch, seed=0, augment=True, device=DEVICE, dtype=parameter_dtype(recipe)
     )
-    return make_update(state, feed, split, Ranks())
+    return choose_update(state, feed, Ranks())(state, feed, split, Ranks())
 
 
 def peer_update(network: str, batch: int) -> Callable[[], Any]:

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from ghostbatch.nn import GhostBatchNorm1d as GhostBatchNorm1d
     from ghostbatch.nn import GhostBatchNorm2d as GhostBatchNorm2d
     from ghostbatch.nn import GhostBatchNorm3d as GhostBatchNorm3d
+    from ghostbatch.nn import fold_convolutions as fold_convolutions
     from ghostbatch.nn import recalibrate as recalibrate
     from ghostbatch.nn import register_conversion as register_conversion
     from ghostbatch.nn import sync_statistics as sync_statistics
     from ghostbatch.nn import to_ghost as to_ghost
     from ghostbatch.nn import to_plain as to_plain
+    from ghostbatch.nn import unfold_convolutions as unfold_convolutions
     from ghostbatch.ops import LOCAL as LOCAL
     from ghostbatch.ops import ghost_batch_norm as ghost_batch_norm
     from ghostbatch.optim import Regime as Regime
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "diagnostics": "WeightDistance fit_diffusion increment_covariance random_potential",
     "errors": "InputError",
-    "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d recalibrate register_conversion "
-    "sync_statistics to_ghost to_plain",
+    "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d fold_convolutions recalibrate "
+    "register_conversion sync_statistics to_ghost to_plain unfold_convolutions",
     "ops": "LOCAL ghost_batch_norm",
     "optim": "Regime RegimeScheduler lr_scale noise_weights",
     "recipe": "Recipe",

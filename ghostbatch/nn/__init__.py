@@ -18,6 +18,7 @@ from ghostbatch.nn.norm import (
     GhostBatchNorm3d,
     sync_statistics,
 )
+from ghostbatch.nn.pool import MaxPool2d, MeanPool2d
 from ghostbatch.nn.recalibrate import recalibrate
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
+    "MaxPool2d",
+    "MeanPool2d",
     "call_with_cast_weights",
     "convertible",
     "find_model",

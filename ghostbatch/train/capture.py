@@ -1,7 +1,7 @@
 """Updates as one CUDA graph: the host launches one thing per update instead of a thousand."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -25,9 +25,11 @@ class CapturedUpdate(Update):
 
     engine = "cuda graph"
 
-    def __init__(self, state: State, feed: TensorFeed, split: BatchSplit, ranks: Ranks) -> None:
+    feed: TensorFeed
+
+    def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
         super().__init__(state, feed, split, ranks)
-        self._draws = feed.draw(state.update).to(state.device)
+        self._draws = self.feed.draw(state.update).to(state.device)
         self._stream: Any = torch.cuda.Stream(state.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._constants: list[Any] = []
@@ -37,13 +39,13 @@ class CapturedUpdate(Update):
     def prepare(self, stop: bool = False) -> None:
         """Set the tensors that differ from update to update."""
         super().prepare(stop)
-        drawn = cast(TensorFeed, self.feed).draw(self.state.update)
+        drawn = self.feed.draw(self.state.update)
         self._draws.copy_(drawn.pin_memory(), non_blocking=True)
         super().seed_draws(self.positions[0].start)
 
     def batches(self) -> Iterator[MicroBatch]:
         """Yield the micro-batches that ``_draws`` says."""
-        return cast(TensorFeed, self.feed).make(self._draws, self.positions)
+        return self.feed.make(self._draws, self.positions)
 
     def seed_draws(self, first: int) -> None:
         """Seed what a network draws by itself; a graph is seeded once, by `prepare`."""
@@ -90,8 +92,7 @@ class CapturedUpdate(Update):
         super().close()
 
 
-def make_update(state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> Update:
-    """Return the fastest kind of update for a run: a CUDA graph on one GPU with data on it."""
-    if state.device.type == "cuda" and ranks.world == 1 and isinstance(feed, TensorFeed):
-        return CapturedUpdate(state, feed, split, ranks)
-    return Update(state, feed, split, ranks)
+def choose_update(state: State, feed: Feed, ranks: Ranks) -> type[Update]:
+    """Return the fastest kind of update for a run: a CUDA graph on one GPU with the data on it."""
+    captured = state.device.type == "cuda" and ranks.world == 1 and isinstance(feed, TensorFeed)
+    return CapturedUpdate if captured else Update

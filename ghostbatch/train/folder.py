@@ -104,10 +104,11 @@ class RunFolder:
             backend = norm_backend(self.recipe, device)
             check_unchanged(self.header, backend, fingerprint_of(data))
 
-    def begin(self, device: torch.device, threads: int, data: Data, **how: int) -> int:
+    def begin(self, device: torch.device, threads: int, data: Data, **how: int | str) -> int:
         """Write ``run.json`` of a new run; return the thread count that the run started with.
 
-        ``how`` are other numbers that a repetition needs: its micro-batch and its evaluations.
+        ``how`` is what else it says: micro-batch and evaluations, which a repetition needs, and
+        the engine.
         """
         if not self.header:
             backend = norm_backend(self.recipe, device)

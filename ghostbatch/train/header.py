@@ -19,7 +19,12 @@ Header = dict[str, Any]
 
 
 def make_header(
-    plan: Plan, device: torch.device, backend: str, threads: int, data: Fingerprint, **how: int
+    plan: Plan,
+    device: torch.device,
+    backend: str,
+    threads: int,
+    data: Fingerprint,
+    **how: int | str,
 ) -> Header:
     """Return the content of ``run.json`` for a new run; ``how`` is added to it."""
     processor = f"{device.type} ({platform.machine()})"

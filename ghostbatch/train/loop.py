@@ -23,7 +23,7 @@ from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.recipes import find_recipe
-from ghostbatch.train.capture import make_update
+from ghostbatch.train.capture import choose_update
 from ghostbatch.train.evaluate import check_outputs
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
@@ -158,13 +158,15 @@ def _continue(
             skipped=state.skipped,
         )
     count = threads or torch.get_num_threads()
-    how = {"micro": split.micro, "evaluations": evaluations}
+    kind = choose_update(state, feed, ranks)
+    how: dict[str, int | str] = {"micro": split.micro, "evaluations": evaluations}
+    how["engine"] = kind.engine
     problem = f"{split.shard} samples at a time do not fit into this device's memory"
     with (
         explain_faults("micro", problem, memory_remedy(split)),
         closing(feed),
         _threads(ranks.on_rank_zero(lambda: folder.begin(device, count, data, **how))),
-        closing(make_update(state, feed, split, ranks)) as update,
+        closing(kind(state, feed, split, ranks)) as update,
         closing(make_journal(state, feed, split, ranks, folder, kept_bytes)) as journal,
         Signals(launched=ranks.world > 1) as signals,
     ):

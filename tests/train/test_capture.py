@@ -8,7 +8,7 @@ import torch
 
 from ghostbatch import Regime, train
 from ghostbatch.data import load, open_feed
-from ghostbatch.train.capture import CapturedUpdate, make_update
+from ghostbatch.train.capture import CapturedUpdate
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
 from ghostbatch.train.state import State, initial_model, parameter_dtype, use_gpu_layers
@@ -24,7 +24,7 @@ def _deterministic(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
 
 
-def run(kind, recipe, micro=None, updates=UPDATES):
+def run(kind, recipe, micro=None, updates=UPDATES, is_eager=False):
     """Return the weights, buffers, momentum and metrics after some updates."""
     device, data = torch.device("cuda"), load(recipe.data)
     with torch.random.fork_rng(devices=[device]):
@@ -36,8 +36,8 @@ def run(kind, recipe, micro=None, updates=UPDATES):
         update = kind(state, feed, split, Ranks())
         for _ in range(updates):
             update()
-    if isinstance(update, CapturedUpdate) and kind is CapturedUpdate:
-        assert update._graph is not None
+    if kind is CapturedUpdate:
+        assert (update._graph is None) == is_eager
     saved = state.state_dict()
     found = {name: tensor.cpu() for name, tensor in saved["model"].items()}
     for number, buffers in saved["optimizer"]["state"].items():
@@ -80,7 +80,8 @@ def test_micro_batches_in_a_graph_have_the_bits_of_eager_ones(tiny):
 
 def test_a_network_that_draws_by_itself_in_micro_batches_runs_eagerly(tiny):
     recipe = replace(tiny, model="python:small_networks:drawing")
-    eager, ours = run(Update, recipe, micro=32), run(make_update, recipe, micro=32)
+    eager = run(Update, recipe, micro=32)
+    ours = run(CapturedUpdate, recipe, micro=32, is_eager=True)
     assert all(torch.equal(eager[name], ours[name]) for name in eager)
 
 
@@ -136,7 +137,7 @@ def test_the_layers_for_a_gpu_compute_what_plain_ones_do(tiny, network, ghost, m
         for (name, mine), right in zip(model.named_parameters(), twin.parameters(), strict=True)
     }
     assert max(different.values()) < 0.02  # rounding turns some ReLUs on or off
-    assert sorted(different.values())[len(different) // 2] < 2e-3
+    assert different["classifier.weight"] < 1e-4  # nearly nothing comes between
     for mine, right in zip(model.buffers(), twin.buffers(), strict=True):
         assert torch.allclose(mine, right, rtol=1e-3, atol=1e-4)
 
