@@ -167,7 +167,7 @@ def test_onnx_runtime_evaluates_as_the_model_does(optimize, tmp_path):
     assert_close(torch.from_numpy(y), model(x).detach(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
 def test_torch_script_is_refused_with_what_to_do_and_then_evaluates_as_the_model_does():
     model, x = learned(network()).eval(), batch(6, 1, 4, 4)
     expected = model(x)

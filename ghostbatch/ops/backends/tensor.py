@@ -5,6 +5,7 @@ Shapes: K ghosts, G samples of a ghost, C channels, S pixels, R = G S rows. One 
 """
 
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from ghostbatch.ops.running.stats import RunningStats
 
 GHOST_BY_GHOST = ("cpu",)
 """Devices on which each ghost is a call of its own, because it fits the cache."""
+
+AT_ONCE = 128
+"""Ghosts whose views are made at once: there may be half a million."""
 
 FAR = 10.0
 """Deviations between zero and a channel's mean up to which PyTorch's CPU statistics are used.
@@ -54,11 +58,10 @@ class TensorBackend(Backend):
         one_ghost = call.x.device.type in GHOST_BY_GHOST
         work = _grad_by_pytorch if one_ghost else _grad_in_two_passes
         sums = torch.empty_like(grads.statistics[:2])
-        tables = (grads.statistics[:2], sums)
+        tables = (*grads.statistics[:2], *sums)
         batches = (call.x, grads.dy, grads.y, grads.dx, grads.dresidual)
-        for (mean, invstd), found, x, dy, y, dx, dresidual in _pieces(
-            call, tables, batches, one_ghost
-        ):
+        pieces = _pieces(call, tables, batches, one_ghost)
+        for mean, invstd, dot, total, x, dy, y, dx, dresidual in pieces:
             passed = dy
             if call.activation == "relu":
                 result = y
@@ -68,8 +71,9 @@ class TensorBackend(Backend):
                 passed = torch.ops.aten.threshold_backward(dy, result.to(dy.dtype), 0)
                 if dresidual is not None:
                     dresidual.copy_(passed)
-            for target, total in zip(found, work(x, passed, dx, mean, invstd, weight), strict=True):
-                target.copy_(total)
+            found = work(x, passed, dx, mean, invstd, weight)
+            dot.copy_(found[0])
+            total.copy_(found[1])
         for target, by_ghost in zip(grads.dparameters, sums, strict=True):
             torch.sum(by_ghost, 0, out=target)
 
@@ -164,40 +168,41 @@ def _parameters(call: NormCall, statistics: Tensor) -> tuple[Tensor, Tensor]:
 def _pieces(
     call: NormCall, tables: tuple[Tensor, ...], batches: tuple[Tensor | None, ...], one_ghost: bool
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield views of the tables (..., K, C) and of the batches: one ghost, or all of one size.
-
-    There may be half a million ghosts, so their views are made one after the other.
-    """
-    samples, channels = call.x.shape[:2]
-    rows = in_rows(call.x)
+    """Yield views of the tables (..., K, C) and of the batches: one ghost, or all of one size."""
+    rows, (samples, channels) = in_rows(call.x), call.x.shape[:2]
+    length = call.x[0, 0].numel() if rows else 1  # of a sample
     flat = [
-        b if b is None else b.movedim(1, -1) if rows else b.view(samples, channels, -1)
-        for b in batches
-    ]
-    for first, last in _groups(call, one_ghost):
-        end = (last + 1) * call.ghost if last + 1 < call.ghosts else samples
-        views: list[Any] = [
-            table[..., first, :] if one_ghost else table[..., first : last + 1, :]
-            for table in tables
-        ]
+        batch if batch is None
+        else batch.movedim(1, -1).view(-1, channels) if rows
+        else batch.view(samples, channels, -1)
+        for batch in batches
+    ]  # fmt: skip
+    for first, count in _runs(call, AT_ONCE if one_ghost else call.ghosts):
+        start = first * call.ghost
+        size = call.ghost if first + count < call.ghosts else (samples - start) // count
+        views: list[Any] = []
+        for table in tables:
+            part = table.narrow(-2, first, count)
+            views.append(part.unbind(-2) if one_ghost else (part,))
         for batch in flat:
             if batch is None:
-                views.append(None)
+                views.append(repeat(None, count if one_ghost else 1))
                 continue
-            piece = batch[first * call.ghost : end]
-            piece = piece.reshape(-1, channels) if rows else piece
-            views.append(piece if one_ghost else piece.unflatten(0, (last + 1 - first, -1)))
-        yield tuple(views)
+            part = batch.narrow(0, start * length, count * size * length)
+            views.append(
+                part.split(size * length) if one_ghost else (part.unflatten(0, (count, -1)),)
+            )
+        yield from zip(*views, strict=True)
 
 
-def _groups(call: NormCall, one_ghost: bool) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last ghost of each piece."""
-    if one_ghost:
-        yield from ((k, k) for k in range(call.ghosts))
-    elif call.ghosts == 1 or call.x.shape[0] == call.ghosts * call.ghost:
-        yield 0, call.ghosts - 1
-    else:
-        yield from ((0, call.ghosts - 2), (call.ghosts - 1, call.ghosts - 1))
+def _runs(call: NormCall, most: int) -> Iterator[tuple[int, int]]:
+    """Yield runs of at most ``most`` ghosts of one size: the first ghost, and how many."""
+    even = call.x.shape[0] == call.ghosts * call.ghost or call.ghosts == 1
+    alike = call.ghosts if even else call.ghosts - 1
+    for first in range(0, alike, most):
+        yield first, min(most, alike - first)
+    if not even:
+        yield alike, 1
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
