@@ -1,9 +1,10 @@
 """One run, from recipe to summary."""
 
+from ghostbatch.train.device import find_device
 from ghostbatch.train.estimate import data_bytes, estimate
 from ghostbatch.train.header import read_header
 from ghostbatch.train.load import load_run
-from ghostbatch.train.loop import find_device, train
+from ghostbatch.train.loop import train
 from ghostbatch.train.record import (
     OnRecord,
     Record,

@@ -18,12 +18,13 @@ from ghostbatch.data import (
     open_feed,
 )
 from ghostbatch.diagnostics import DistanceScheduler, log_spaced
-from ghostbatch.errors import InputError, RankLocalError, check_positive, check_seconds
+from ghostbatch.errors import InputError, check_positive, check_seconds
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.recipes import find_recipe
 from ghostbatch.train.capture import choose_update
+from ghostbatch.train.device import READ_EVERY, cudnn_choice, find_device, thread_count
 from ghostbatch.train.evaluate import check_outputs
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
@@ -36,9 +37,6 @@ from ghostbatch.train.split import BatchSplit, memory_remedy, split_batch
 from ghostbatch.train.state import State, parameter_dtype, use_gpu_layers
 from ghostbatch.train.temporary import temporary_folder
 from ghostbatch.train.update import Update
-
-READ_EVERY = {"cpu": 1, "cuda": 20}
-"""The devices, and updates between two readings of the monitor there: each waits for the GPU."""
 
 DOWNLOAD_TIMEOUT = 24 * 3600.0
 """Seconds that the other ranks wait for one that downloads the data."""
@@ -103,7 +101,7 @@ def train(
     with (
         joined(where, timeout) as ranks,
         torch.random.fork_rng(devices=generators),
-        _cudnn(deterministic),
+        cudnn_choice(deterministic),
     ):
         data = _load(recipe, data_dir, download, ranks)
         plan = recipe.plan(data.info.samples)
@@ -165,7 +163,7 @@ def _continue(
     with (
         explain_faults("micro", problem, memory_remedy(split)),
         closing(feed),
-        _threads(ranks.on_rank_zero(lambda: folder.begin(device, count, data, **how))),
+        thread_count(ranks.on_rank_zero(lambda: folder.begin(device, count, data, **how))),
         closing(kind(state, feed, split, ranks)) as update,
         closing(make_journal(state, feed, split, ranks, folder, kept_bytes)) as journal,
         Signals(launched=ranks.world > 1) as signals,
@@ -222,25 +220,6 @@ def _restore(state: State, folder: RunFolder, ranks: Ranks) -> int:
     return 0
 
 
-def find_device(name: str | torch.device | None) -> torch.device:
-    """Return the device of that name, or the GPU if there is one; refuse one that is not there."""
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, remedy = InputError, "use cpu"
-    try:
-        device = torch.device(name)
-        if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
-            name = device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            kind, remedy = RankLocalError, "use as many ranks as this machine has GPUs, or cpu"
-        torch.empty(0, device=device)
-        usable = device.type in READ_EVERY
-    except (RuntimeError, AssertionError):  # which one depends on PyTorch's build
-        usable = False
-    if not usable:
-        raise kind("device", f"{name} is not available here", remedy)
-    return device
-
-
 def _load(recipe: Recipe, data_dir: str | Path | None, download: bool, ranks: Ranks) -> Data:
     """Load the data set on every rank; one rank of each machine downloads it first if asked to."""
     if download and ranks.world > 1:
@@ -282,26 +261,3 @@ def _open_folder(plan: Plan, out: str | Path | None, ranks: Ranks) -> Iterator[R
             return folder
 
         yield ranks.on_rank_zero(open_it)
-
-
-@contextmanager
-def _cudnn(deterministic: bool) -> Iterator[None]:
-    """Let cuDNN choose algorithms by timing them, or only those that repeat their bits."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.deterministic
-    cudnn.benchmark, cudnn.deterministic = not deterministic, deterministic
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.deterministic = before
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Compute with ``count`` threads: another number would round differently."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

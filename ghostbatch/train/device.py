@@ -1,0 +1,54 @@
+"""The device of a run, and how PyTorch computes there."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ghostbatch.errors import InputError, RankLocalError
+
+READ_EVERY = {"cpu": 1, "cuda": 20}
+"""The devices, and updates between two readings of the monitor there: each waits for the GPU."""
+
+
+def find_device(name: str | torch.device | None) -> torch.device:
+    """Return the device of that name, or the GPU if there is one; refuse one that is not there."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, remedy = InputError, "use cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
+            name = device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            kind, remedy = RankLocalError, "use as many ranks as this machine has GPUs, or cpu"
+        torch.empty(0, device=device)
+        usable = device.type in READ_EVERY
+    except (RuntimeError, AssertionError):  # which one depends on PyTorch's build
+        usable = False
+    if not usable:
+        raise kind("device", f"{name} is not available here", remedy)
+    return device
+
+
+@contextmanager
+def cudnn_choice(deterministic: bool) -> Iterator[None]:
+    """Let cuDNN choose algorithms by timing them, or only those that repeat their bits."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = not deterministic, deterministic
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
+
+
+@contextmanager
+def thread_count(count: int) -> Iterator[None]:
+    """Compute with ``count`` threads: another number would round differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
