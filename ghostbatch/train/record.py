@@ -100,9 +100,22 @@ def to_json(result: Record | Summary) -> str:
 
 def read_records(path: Path) -> list[Record]:
     """Return the records of a file, without a last line that was cut short."""
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    with _readable(path):
-        return [Record(**_numbers(json.loads(line))) for line in lines]
+    records, damaged = parse_records(path.read_bytes() if path.exists() else b"")
+    if damaged:
+        problem = f"line {damaged[0]} of {path} is damaged"
+        raise InputError("folder", problem, "delete the run's folder")
+    return records
+
+
+def parse_records(content: bytes) -> tuple[list[Record], list[int]]:
+    """Return the records in complete lines, and the numbers of the lines that are damaged."""
+    records, damaged = [], []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            records.append(Record(**_numbers(json.loads(line))))
+        except (ValueError, TypeError, AttributeError):
+            damaged.append(number)
+    return records, damaged
 
 
 def read_summary(path: Path) -> Summary | None:
