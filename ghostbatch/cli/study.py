@@ -1,6 +1,7 @@
 """``ghostbatch study``: a table of the paper."""
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from ghostbatch.cli.flags import cores, name_first, parse
 from ghostbatch.cli.report import print_report
 from ghostbatch.errors import InputError
 from ghostbatch.report.terminal import StudyProgress, instrument_progress, progress_bars
-from ghostbatch.study import Where, WorkerDied, find_study, measure, run_study
+from ghostbatch.study import Failure, Where, find_study, measure, run_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class StudyOptions:
 
 
 def command(argv: Sequence[str]) -> None:
-    """Run a study; print its tables and the path of its page."""
+    """Run a study; print its tables, the path of its page, and what failed."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             "study", "torchrun would run it once per rank", "start it alone; it has --jobs"
@@ -48,15 +49,30 @@ def command(argv: Sequence[str]) -> None:
             raise InputError(flag, f"{study.name} has no runs", "leave it out")
     out, where, console = options.out, options.where, Console()
     cells = study.cells(columns, seeds, out)
-    try:
-        with progress_bars(console) as bars:
-            on_event = StudyProgress(cells, bars).on_event
-            run_study(study, cells, out, jobs=options.jobs, on_event=on_event, where=where)
-            for instrument in study.instruments:
+    with progress_bars(console) as bars:
+        on_event = StudyProgress(cells, bars).on_event
+        failures = run_study(study, cells, out, jobs=options.jobs, on_event=on_event, where=where)
+        for instrument in study.instruments:
+            try:
                 measure(instrument, out, where, instrument_progress(instrument.name, bars))
-    except WorkerDied as error:
-        fail(str(error), 1)
+            except InputError as error:
+                failures.append(Failure(instrument.name, str(error)))
+    if failures:
+        _print_and_list(out, console, failures)
     print_report(out, console)
+
+
+def _print_and_list(out: Path, console: Console, failures: Sequence[Failure]) -> None:
+    """Print the report, if there is anything to report, and what failed; exit with code 1."""
+    lines = [f"{failure.name} failed: {failure.reason}" for failure in failures]
+    try:
+        print_report(out, console)
+    except InputError as error:
+        lines.insert(0, str(error))
+    for line in lines:
+        print(f"ghostbatch: {line}", file=sys.stderr)
+    count = f"{len(failures)} parts of the study" if len(failures) > 1 else "one part of the study"
+    fail(f"{count} failed; run the same command again to try again", 1)
 
 
 def _seeds(text: str) -> list[int]:

@@ -1,6 +1,6 @@
 """The paper's tables and figures, declared, and the runner that executes their cells."""
 
-from ghostbatch.study.executor import Event, Where, WorkerDied
+from ghostbatch.study.executor import Event, Failure, Where, WorkerDied
 from ghostbatch.study.instruments import Instrument, measure
 from ghostbatch.study.manifest import read_study
 from ghostbatch.study.recipes import PROVISIONAL, RECIPES, find_recipe
@@ -13,6 +13,7 @@ __all__ = [
     "STUDIES",
     "Cell",
     "Event",
+    "Failure",
     "Instrument",
     "Row",
     "Study",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 
 from ghostbatch.data import find_info
@@ -53,7 +54,11 @@ class Cell:
         """What messages call the run."""
         return f"{self.row} {self.column} seed {self.recipe.seed}"
 
-    @property
+    def __hash__(self) -> int:
+        """Hash the place in the table; hashing the whole plan takes long."""
+        return hash((self.row, self.column, self.recipe.seed))
+
+    @cached_property
     def cost(self) -> float:
         """Estimated work in samples: each update costs its batch plus an overhead of about 32."""
         return self.plan.updates * (self.recipe.batch + 32)
