@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from ghostbatch.data import find_info
@@ -107,6 +107,9 @@ class Study:
         for column in only or ():
             check_choice("columns", column, self.columns)
         cells = []
+        samples = cache(
+            lambda data: find_info(data).samples
+        )  # a folder is listed, which takes long
         for name, row in self.rows.items():
             chosen = set(row.columns) & set(only or row.columns)
             chosen |= {row.columns[column].reference or column for column in chosen}
@@ -116,7 +119,7 @@ class Study:
                     if recipe.reference is not None:
                         reference = out.resolve() / name / recipe.reference / f"seed-{seed}"
                         recipe = replace(recipe, reference=str(reference))
-                    plan = recipe.plan(find_info(recipe.data).samples)
+                    plan = recipe.plan(samples(recipe.data))
                     cells.append(Cell(name, column, plan))
         return sorted(cells, key=lambda cell: (cell.recipe.hold == "distance", -cell.cost))
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from ghostbatch import Recipe
+from ghostbatch.data import find_info
 from ghostbatch.errors import InputError
 from ghostbatch.study import RECIPES, STUDIES, find_recipe, find_study
 
@@ -108,3 +109,16 @@ def test_the_column_that_another_one_follows_is_run_with_it(tmp_path):
         ("by distance", "SB"),
         ("by distance", "by distance"),
     ]
+
+
+def test_the_size_of_a_data_set_is_looked_up_once_for_all_cells(monkeypatch):
+    """A folder of images is listed for that."""
+    asked = []
+
+    def count(name):
+        asked.append(name)
+        return find_info(name)
+
+    monkeypatch.setattr("ghostbatch.study.studies.find_info", count)
+    assert len(find_study("quick").cells(seeds=range(10))) == 50
+    assert asked == ["digits"]
