@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ghostbatch.errors import InputError
-from ghostbatch.train import Record, parse_records
+from ghostbatch.train import Record
+from ghostbatch.train.record import parse_records
 
 ALL = 2000
 """Lines up to which every record is kept."""

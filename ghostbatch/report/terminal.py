@@ -54,7 +54,8 @@ class StudyProgress:
             return
         if cell in self._running:
             self._bars.remove_task(self._running.pop(cell))
-        else:  # it ended in an earlier command, which says nothing about the pace of this one
+        elif isinstance(event, Summary):
+            # It ended in an earlier command, which says nothing about the pace of this one.
             self._bars.reset(self._all)
         self._ended += 1
         self._note_work(cell, cell.cost)

@@ -3,14 +3,7 @@
 from ghostbatch.train.estimate import data_bytes, estimate
 from ghostbatch.train.folder import read_header
 from ghostbatch.train.loop import find_device, train
-from ghostbatch.train.record import (
-    OnRecord,
-    Record,
-    Summary,
-    parse_records,
-    read_records,
-    read_summary,
-)
+from ghostbatch.train.record import OnRecord, Record, Summary, read_records, read_summary
 
 __all__ = [
     "OnRecord",
@@ -19,7 +12,6 @@ __all__ = [
     "data_bytes",
     "estimate",
     "find_device",
-    "parse_records",
     "read_header",
     "read_records",
     "read_summary",

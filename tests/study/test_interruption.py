@@ -215,7 +215,7 @@ def test_a_cell_with_damaged_checkpoints_fails_and_the_others_are_run(tmp_path, 
 def test_a_worker_that_dies_is_replaced_and_its_cell_continues(tmp_path, whole, outcome):
     study = rarely_saved(tmp_path)
     os.kill(workers_of(study.pid)[0], signal.SIGKILL)
-    _, stderr = study.communicate(timeout=120)
+    _, stderr = study.communicate(timeout=300)
     assert study.returncode == 0
     line = (
         r"ghostbatch: the worker for f1-digits .* seed 0 died \(SIGKILL\); a new one .*2 of 3\)\n"
@@ -234,13 +234,14 @@ def test_workers_of_a_killed_study_free_its_lock_while_they_import(tmp_path):
     for worker in workers:  # as if the import took for ever
         os.kill(worker, signal.SIGSTOP)
     study.kill()
-    study.communicate()
+    study.wait()
     try:
         with locked(tmp_path, patience=0.5):
             pass
     finally:
         for worker in filter(alive, workers):
             os.kill(worker, signal.SIGKILL)
+        study.communicate()
 
 
 def imports_torch(pid: int) -> bool:

@@ -1,7 +1,9 @@
 """The declared studies have the rows and columns of the paper."""
 
+import re
 from dataclasses import fields, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from ghostbatch import Recipe
 from ghostbatch.data import find_info
 from ghostbatch.errors import InputError
 from ghostbatch.study import RECIPES, STUDIES, find_recipe, find_study
+from ghostbatch.study.studies import quick
 
 
 def changed(before, after):
@@ -122,3 +125,13 @@ def test_the_size_of_a_data_set_is_looked_up_once_for_all_cells(monkeypatch):
     monkeypatch.setattr("ghostbatch.study.studies.find_info", count)
     assert len(find_study("quick").cells(seeds=range(10))) == 50
     assert asked == ["digits"]
+
+
+def test_the_quick_study_expects_what_the_readme_says():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r"^\| (SB|LB|\+\w+): .* ([\d.]+) ± [\d.]+ \|$", readme, re.MULTILINE)
+    assert len(rows) == 5
+    expected = ", ".join(f"{column} {accuracy}" for column, accuracy in rows)
+    assert f"Expected: {expected} %" in quick.__doc__
+    (minutes,) = re.findall(r"(\d+:\d\d) minutes on two cores", readme)
+    assert f"Cost: {minutes} minutes on two cores" in quick.__doc__
