@@ -136,8 +136,8 @@ def quick() -> Study:
     """The paper's five columns in small: F1 on the embedded digits, batch 32 against 1024.
 
     Command: ``ghostbatch study quick``.
-    Expected: SB 94.2, LB 83.5, +LR 92.3, +GBN 93.3, +RA 95.8 %, each within 0.6 over seeds. Without
-    a C compiler rounding differs: SB 94.4, +GBN 93.2, +RA 95.9 %.
+    Expected: SB 94.2, LB 83.5, +LR 92.3, +GBN 93.3, +RA 95.8 %, each within 0.6 over seeds. Other
+    processors round differently: one had SB 94.4 and +GBN 93.2 %.
     Cost: 2:22 minutes on two cores, most of it for +RA, which sees the data 128 times.
     """
     return Study("quick", {"f1-digits": paper_row(find_recipe("f1-digits"), large=1024, ghost=32)})
