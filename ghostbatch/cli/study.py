@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.console import Console
 
 from ghostbatch.cli import fail
 from ghostbatch.cli.about import about_all, about_one
 from ghostbatch.cli.flags import cores, parse, print_help, take_name
+from ghostbatch.cli.notices import say
 from ghostbatch.cli.report import print_report
 from ghostbatch.cli.words import sort_words
 from ghostbatch.errors import InputError
@@ -20,7 +22,7 @@ from ghostbatch.report.terminal import (
     plain_console,
     progress_bars,
 )
-from ghostbatch.study import STUDIES, Study, Where, WorkerDied, find_study, measure, run_study
+from ghostbatch.study import STUDIES, Failure, Study, Where, find_study, measure, run_study
 from ghostbatch.study.local import LocalExecutor
 
 
@@ -40,7 +42,7 @@ class StudyOptions:
 
 
 def command(argv: Sequence[str]) -> None:
-    """Run a study; print its tables and the path of its page."""
+    """Run a study; print its tables, the path of its page, and what failed."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             "study", "torchrun would run it once per rank", "start it alone; it has --jobs"
@@ -53,26 +55,28 @@ def command(argv: Sequence[str]) -> None:
             raise InputError(flag, f"{study.name} has no runs", "leave it out")
     out, where, console = options.out, options.where, plain_console()
     cells = study.cells(columns, seeds, out)
-    try:
-        with progress_bars(console) as bars:
-            progress = StudyProgress(cells, bars)
+    with progress_bars(console) as bars:
+        progress = StudyProgress(cells, bars)
 
-            def start(lock: int) -> LocalExecutor:
-                ended = sum((cell.folder(out) / "summary.json").exists() for cell in cells)
-                progress.start(options.jobs, len(cells) - ended)
-                return LocalExecutor(lock)
+        def start(lock: int) -> LocalExecutor:
+            ended = sum((cell.folder(out) / "summary.json").exists() for cell in cells)
+            progress.start(options.jobs, len(cells) - ended)
+            return LocalExecutor(lock)
 
-            run_study(
-                *(study, cells, out),
-                jobs=options.jobs,
-                on_event=progress.on_event,
-                where=where,
-                make_executor=start,
-            )
-            for instrument in study.instruments:
+        failures = run_study(
+            *(study, cells, out),
+            jobs=options.jobs,
+            on_event=progress.on_event,
+            where=where,
+            make_executor=start,
+        )
+        for instrument in study.instruments:
+            try:
                 measure(instrument, out, where, instrument_progress(instrument.name, bars))
-    except WorkerDied as error:
-        fail(str(error), 1)
+            except InputError as error:
+                failures.append(Failure(instrument.name, str(error)))
+    if failures:
+        _print_and_list(out, console, failures)
     print_report(out, console)
 
 
@@ -90,6 +94,19 @@ def _read(argv: Sequence[str]) -> tuple[Study, StudyOptions]:
     held = f"Columns: {', '.join(study.columns)}." if study.rows else ""
     about = about_one(does, name, STUDIES, held)
     return study, parse(StudyOptions, words.flags, f"study {name}", default, about)
+
+
+def _print_and_list(out: Path, console: Console, failures: Sequence[Failure]) -> None:
+    """Print the report, if there is anything to report, and what failed; exit with code 1."""
+    lines = [f"{failure.name} failed: {failure.reason}" for failure in failures]
+    try:
+        print_report(out, console)
+    except InputError as error:
+        lines.insert(0, str(error))
+    for line in lines:
+        say(line)
+    count = f"{len(failures)} parts of the study" if len(failures) > 1 else "one part of the study"
+    fail(f"{count} failed; run the same command again to try again", 1)
 
 
 def _seeds(text: str) -> list[int]:

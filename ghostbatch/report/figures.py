@@ -18,6 +18,7 @@ from ghostbatch.errors import InputError, check_choice
 from ghostbatch.files import atomic_file
 from ghostbatch.report.runs import Group, Results
 from ghostbatch.study import Row
+from ghostbatch.train import Record
 
 INK = "#010203"
 """Colour of text and axes; on the page it becomes the colour of the page's text."""
@@ -120,7 +121,9 @@ def _distance(groups: list[Group]) -> Plot:
         t, distance = _curves(group, "train", "update", "distance")
         axes.plot(t, distance.mean(0), "o", color=colour, ms=2.5, label=_label(group))
         _band(axes, t, distance, colour)
-        first = t <= (end := _first_phase_end(group))
+        end = _first_phase_end(group)
+        t, distance = _shared([run.records.even for run in group.finished], "update", "distance")
+        first = t <= end
         if first.sum() >= 4:
             fit = fit_diffusion(t[first].tolist(), distance.mean(0)[first].tolist())
             line = np.geomspace(1, end, 50)
@@ -213,7 +216,7 @@ def _first_phase_end(group: Group) -> int:
     if plan.recipe.hold != "distance":
         return (*plan.drop_updates, plan.updates)[0]
     return min(
-        max(r.update for r in run.records if r.lr >= plan.regime.lr) for run in group.finished
+        max(r.update for r in run.records.shown if r.lr >= plan.regime.lr) for run in group.finished
     )
 
 
@@ -222,10 +225,13 @@ def _curves(group: Group, split: str, time: str, value: str) -> tuple[np.ndarray
 
     The times have shape (times), the values (seeds, times).
     """
-    kept = [
-        {r.update: r for r in run.records if r.split == split and r.update > 0}
-        for run in group.finished
-    ]
+    kept = [[r for r in run.records.shown if r.split == split] for run in group.finished]
+    return _shared(kept, time, value)
+
+
+def _shared(seeds: list[list[Record]], time: str, value: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `_curves` does, for the records of each seed."""
+    kept = [{r.update: r for r in records if r.update > 0} for records in seeds]
     shared = sorted(set.intersection(*map(set, kept)))
     times = np.array([getattr(kept[0][update], time) for update in shared])
     return times, np.array([[getattr(seed[update], value) for update in shared] for seed in kept])

@@ -1,6 +1,7 @@
 """Figures of a study's instruments, from the JSON files in its folder."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,28 @@ BINS = (10, 20, 50)
 
 @mpl.rc_context(STYLE)
 def draw_instruments(results: Results, folder: Path) -> list[Plot]:
-    """Draw the figures of the study's instruments whose files are in ``folder``."""
+    """Draw the figures of the study's instruments whose files are in ``folder``.
+
+    A file that cannot be read is warned of and left out; it is refused if there is nothing else.
+    """
     plots: list[Plot] = []
+    errors = []
     for instrument in results.study.instruments:
         source = folder / f"{instrument.name}.json"
         if source.exists():
             try:
                 figures = KINDS[instrument.name](json.loads(source.read_text()))
-            except (ValueError, KeyError, TypeError):
-                raise InputError(
-                    "folder", f"{source} cannot be read", "delete it, and run the study again"
-                ) from None
+            except (ValueError, KeyError, TypeError, AttributeError):
+                problem = f"{source} cannot be read"
+                errors.append(InputError("folder", problem, "delete it, and run the study again"))
+                continue
             for name, plot in figures.items():
                 plot.write(folder / "figures", name)
             plots += figures.values()
+    if errors and not (plots or results.rows):
+        raise errors[0]
+    for error in errors:
+        warnings.warn(f"{error.problem}; {error.remedy}", stacklevel=2)
     return plots
 
 

@@ -17,9 +17,13 @@ def write_report(folder: Path) -> tuple[Path, list[Table]]:
     results = read_results(folder)
     for place in (folder, folder / "figures"):
         remove_leftovers(place)
-    tables = [table_of(row, groups) for row, groups in results.rows.items()]
+    unreadable = dict(results.unreadable)
+    tables = [
+        table_of(row, groups, unreadable.pop(row, ())) for row, groups in results.rows.items()
+    ]
     cells = [(row, group) for row, groups in results.rows.items() for group in groups]
-    notes = (row.note for name, row in results.study.rows.items() if name in results.rows)
+    notes = [row.note for name, row in results.study.rows.items() if name in results.rows]
+    notes += [f"{row} {line}".strip() for row, lines in unreadable.items() for line in lines]
     page = Environment(
         loader=PackageLoader("ghostbatch", "report"), autoescape=True, undefined=StrictUndefined
     ).get_template("page.html.j2")

@@ -1,5 +1,6 @@
 """The tables of a study as text, for the terminal and the page."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
@@ -18,15 +19,15 @@ class Table:
     notes: list[str]
 
 
-def table_of(row: str, groups: list[Group]) -> Table:
-    """Return the table of a row of the study."""
+def table_of(row: str, groups: list[Group], unreadable: Sequence[str] = ()) -> Table:
+    """Return the table of a row of the study; its notes end with the ``unreadable`` runs."""
     notes = [
         f"{group.column}: {count} of {len(group.runs)} {status}"
         for group in groups
         for status in ("diverged", "not finished")
         if (count := sum(run.status == status for run in group.runs))
     ]
-    return Table(row, [_line(group) for group in groups], notes)
+    return Table(row, [_line(group) for group in groups], [*notes, *unreadable])
 
 
 def _line(group: Group) -> tuple[str, ...]:

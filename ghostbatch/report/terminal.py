@@ -9,8 +9,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table as Grid
 
 from ghostbatch.report.table import HEADERS, Table
-from ghostbatch.study import Cell, Event
-from ghostbatch.train import Record
+from ghostbatch.study import Cell, Event, Failure
+from ghostbatch.train import Record, Summary
 
 
 def plain_console(quiet: bool = False) -> Console:
@@ -56,8 +56,8 @@ class StudyProgress:
         if runs and self._bars.disable:
             self._bars.console.print(line, highlight=False)
 
-    def on_event(self, cell: Cell, event: Event) -> None:
-        """Show a record or the summary of a run."""
+    def on_event(self, cell: Cell, event: Event | Failure) -> None:
+        """Show a record, the summary or the failure of a run."""
         if isinstance(event, Record):
             updates = cell.plan.updates
             if cell not in self._running:
@@ -71,13 +71,14 @@ class StudyProgress:
             return
         if cell in self._running:
             self._bars.remove_task(self._running.pop(cell))
-        else:  # it ended in an earlier command, which says nothing about the pace of this one
+        elif isinstance(event, Summary):
+            # It ended in an earlier command, which says nothing about the pace of this one.
             self._bars.reset(self._all)
         self._ended += 1
         self._note_work(cell, cell.cost)
         if self._bars.disable:
-            accuracy = "diverged" if event.status == "diverged" else f"{event.accuracy:.1f} %"
-            line = f"[{self._ended}/{len(self._cells)}] {cell.name}: {accuracy}, {self._time()}"
+            count = f"[{self._ended}/{len(self._cells)}]"
+            line = f"{count} {cell.name}: {_outcome(event)}, {self._time()}"
             self._bars.console.print(line)
 
     def _note_work(self, cell: Cell, samples: float) -> None:
@@ -92,6 +93,13 @@ class StudyProgress:
             return f"{timedelta(seconds=round(task.finished_time))} in all"
         left = task.time_remaining
         return "time left unknown" if left is None else f"{timedelta(seconds=round(left))} left"
+
+
+def _outcome(event: Summary | Failure) -> str:
+    """Return how a run ended, in a word."""
+    if isinstance(event, Failure):
+        return "failed"
+    return "diverged" if event.status == "diverged" else f"{event.accuracy:.1f} %"
 
 
 def instrument_progress(name: str, bars: Progress) -> Callable[[int, int], None]:

@@ -1,7 +1,7 @@
 """The paper's tables and figures, declared, and the runner that executes their cells."""
 
 from ghostbatch.recipes import PROVISIONAL, RECIPES, find_recipe
-from ghostbatch.study.executor import Event, Where, WorkerDied
+from ghostbatch.study.executor import Event, Failure, Where, WorkerDied
 from ghostbatch.study.instruments import Instrument, measure
 from ghostbatch.study.manifest import read_study
 from ghostbatch.study.runner import run_study
@@ -13,6 +13,7 @@ __all__ = [
     "STUDIES",
     "Cell",
     "Event",
+    "Failure",
     "Instrument",
     "Row",
     "Study",

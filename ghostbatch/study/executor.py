@@ -4,6 +4,7 @@
 cluster, say) is one more class with these two methods.
 """
 
+import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,15 @@ class LogLine(NamedTuple):
 
     level: int
     text: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell or an instrument of a study that has no result."""
+
+    name: str
+    reason: str
+    """One line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +79,30 @@ class Executor(Protocol):
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 (says what happened)
-    """The process of a job ended without an answer: it ran out of memory, or was killed."""
+    """The process of a job ended without an answer: it ran out of memory, or was killed.
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(
-            f"the worker for {job.name} died; "
-            "run the same command again to continue from its checkpoint"
-        )
+    Args:
+        job: what it ran.
+        code: its exit code, if that is known; negative is the number of a signal.
+
+    """
+
+    def __init__(self, job: Job, code: int | None = None) -> None:
+        self.how = f"exit code {code}"
+        if code is None:
+            self.how = "no exit code"
+        elif code < 0:
+            self.how = _signal_name(-code)
+        super().__init__(f"the worker for {job.name} died ({self.how})")
+
+
+def _signal_name(number: int) -> str:
+    """Return the name of a signal.
+
+    >>> _signal_name(9), _signal_name(99)
+    ('SIGKILL', 'signal 99')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

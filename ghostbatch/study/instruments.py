@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,17 @@ def potential(recipe: Recipe | None, out: Path, where: Where, on_progress: OnPro
 
 
 def largest_distance(out: Path) -> float:
-    """Return the largest distance at the end of the study's finished runs."""
-    summaries = (read_summary(path) for path in out.rglob("summary.json"))
-    return max((s.distance for s in summaries if s and s.status == "finished"), default=0.0)
+    """Return the largest distance at the end of the study's finished runs.
+
+    A run whose summary cannot be read does not count; the study reports it as failed.
+    """
+    largest = 0.0
+    for path in out.rglob("summary.json"):
+        with suppress(InputError):
+            summary = read_summary(path)
+            if summary and summary.status == "finished":
+                largest = max(largest, summary.distance)
+    return largest
 
 
 MEASUREMENTS: dict[str, Callable[[Recipe | None, Path, Where, OnProgress], Values]] = {

@@ -17,8 +17,16 @@ LOGGER = logging.getLogger(__name__)
 PATIENCE = 20.0
 """Seconds that workers get for their last checkpoint."""
 
+START = """
+from ghostbatch.processes import end_with_parent
+end_with_parent()  # before torch is imported, which takes seconds
+from ghostbatch.study.worker import main
+main()
+"""
+"""The program of a worker."""
+
 Worker = subprocess.Popen[bytes]
-"""A process of `ghostbatch.study.worker`."""
+"""A process that runs `START`."""
 
 
 class LocalExecutor:
@@ -36,7 +44,12 @@ class LocalExecutor:
         self._idle: list[Worker] = []
 
     def submit(self, job: Job) -> Iterator[Event]:
-        """Hand the job to an idle worker, or to a new one; return its events."""
+        """Hand the job to an idle worker, or to a new one; return its events.
+
+        Linux kills a worker when the thread that started it ends: call this in one that outlives
+        the job.
+        """
+        self._idle = [worker for worker in self._idle if worker.poll() is None]
         reuse = self._idle and job.where.device == "cpu"
         worker = self._idle.pop() if reuse else self._start_worker(job.where.threads)
         stdin = cast(IO[bytes], worker.stdin)
@@ -47,7 +60,7 @@ class LocalExecutor:
 
     def _start_worker(self, threads: int | None) -> Worker:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "ghostbatch.study.worker"],
+            [sys.executable, "-c", START],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[self._lock],
@@ -65,7 +78,7 @@ class LocalExecutor:
                 else:
                     yield reply
         except (EOFError, pickle.UnpicklingError):
-            raise WorkerDied(job) from None
+            raise WorkerDied(job, _exit_code(worker)) from None
         if job.where.device == "cpu":
             self._idle.append(worker)
         else:  # end it: an idle worker would keep memory of the GPU
@@ -87,3 +100,12 @@ class LocalExecutor:
             for worker in self._workers:
                 with suppress(BrokenPipeError), worker:  # leaving it closes its pipes and waits
                     worker.kill()
+
+
+def _exit_code(worker: Worker) -> int:
+    """Return the exit code of a worker that has closed its stdout; kill it if it does not end."""
+    try:
+        return worker.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        return worker.wait()

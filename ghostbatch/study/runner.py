@@ -1,7 +1,9 @@
 """Runs the cells of a study: skips those that have ended, and keeps an executor busy."""
 
+import errno
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +13,22 @@ from threading import Thread
 import torch
 
 from ghostbatch.data import find_info
-from ghostbatch.errors import check_positive, check_seconds
+from ghostbatch.errors import InputError, check_positive, check_seconds
 from ghostbatch.files import locked, remove_leftovers
-from ghostbatch.study.executor import Event, Executor, Job, Where
+from ghostbatch.study.executor import Event, Executor, Failure, Job, Where, WorkerDied
 from ghostbatch.study.local import LocalExecutor
 from ghostbatch.study.manifest import NAME, held_part, read_study, write_study
 from ghostbatch.study.placement import Placement, find_devices, gpu_share
 from ghostbatch.study.studies import Cell, Study
-from ghostbatch.train import find_device, intact_summary, read_summary
-from ghostbatch.train.folder import RunFolder
+from ghostbatch.train import Record, Summary, find_device, intact_summary, read_header
 
-OnEvent = Callable[[Cell, Event], None]
+ATTEMPTS = 3
+"""How many workers may die at a cell before it counts as failed."""
+
+SHARED_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+"""Errors of the disk, which all cells share: they end the study, as every cell would fail."""
+
+OnEvent = Callable[[Cell, Event | Failure], None]
 Message = Event | Exception | None
 
 
@@ -34,18 +41,21 @@ def run_study(
     on_event: OnEvent,
     where: Where = Where(),  # noqa: B008 (frozen)
     make_executor: Callable[[int], Executor] = LocalExecutor,
-) -> None:
-    """Run cells of a study in its folder, at most ``jobs`` at a time.
+) -> list[Failure]:
+    """Run cells of a study in its folder, at most ``jobs`` at a time; return those that failed.
 
-    Nothing is written before every cell's folder is known to be new, or to belong to the cell and
-    be readable. After any exception, KeyboardInterrupt included, the same call continues.
+    Nothing is written if a cell's folder holds a run of another recipe. A cell whose worker dies is
+    continued by a new worker, at most `ATTEMPTS` times. A cell that cannot be run, because its
+    files are damaged or memory is short, is reported as failed, and the others go on. If all cells
+    fail for the same reason, that is raised. A full disk ends the study. After any exception,
+    KeyboardInterrupt included, the same call continues.
 
     Args:
         study: what ``study.json`` describes.
-        cells: those of its cells to run; a run that another one follows comes before it.
+        cells: those of its cells to run.
         out: the study's folder.
         jobs: how many cells run side by side, at most.
-        on_event: called in this thread with every record and summary.
+        on_event: called in this thread with every record, summary and failure.
         where: where the cells run; several GPUs are used if no single one is named.
         make_executor: given the descriptor of the study's lock, returns what runs the jobs.
 
@@ -55,16 +65,30 @@ def run_study(
     if where.device is not None:
         find_device(where.device)  # refuses one that is not there
     held_part(study, cells, read_study(out))  # refuses the folder of another study
-    for cell in cells:  # refuse a folder of another recipe, or with files that cannot be read
-        folder = RunFolder(cell.folder(out), cell.plan)
-        with warnings.catch_warnings(action="ignore"):  # the worker will warn
-            if folder.summary() is None:
-                folder.checkpoint()
+    for cell in cells:
+        _check_recipe(cell, out)
     placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
     with locked(out) as lock, closing(make_executor(lock)) as executor:
         remove_leftovers(out, owned=(NAME,))
         write_study(held_part(study, cells, read_study(out)), out)
-        run_cells(cells, out, executor, placement, where, on_event)
+        return run_cells(cells, out, executor, placement, where, on_event)
+
+
+def _check_recipe(cell: Cell, out: Path) -> None:
+    """Refuse a folder that holds a run of another recipe; a damaged one concerns its cell only."""
+    folder = cell.folder(out)
+    if not (folder / "run.json").exists():
+        return
+    try:
+        header = read_header(folder)
+    except InputError:
+        return
+    if fields := cell.recipe.differences(header["recipe"]):
+        raise InputError(
+            "out",
+            f"{folder} belongs to another recipe ({', '.join(fields)} differ)",
+            "choose another folder or delete it",
+        )
 
 
 def run_cells(
@@ -74,56 +98,130 @@ def run_cells(
     placement: Placement,
     where: Where,
     on_event: OnEvent,
-) -> None:
-    """Run each cell, the first ones first, as soon as a device has room for it.
+) -> list[Failure]:
+    """Run each cell, the first ones first, as soon as a device has room; return the failed ones.
 
     Cells that have ended are only reported. A cell that follows the distances of another run starts
-    when that run has ended; if it diverged, the cell is left out.
+    when that run has ended; if it diverged or failed, the cell is left out.
     """
-    waiting: list[Cell] = []
-    for cell in cells:
-        if (summary := intact_summary(cell.folder(out) / "summary.json")) is not None:
-            on_event(cell, summary)
-        else:
-            waiting.append(cell)
-    images = {(cell.recipe.data, cell.recipe.image_size) for cell in waiting}
-    shapes = {image: find_info(*image).shape for image in images}
-    mail: SimpleQueue[tuple[Cell, Message]] = SimpleQueue()
-    running: dict[Cell, tuple[str, float]] = {}
-    while waiting or running:
-        unfinished = {str(cell.folder(out.resolve())) for cell in running}
-        for cell in tuple(waiting):
-            recipe, folder = cell.recipe, cell.folder(out)
-            if _reference_diverged(cell):
-                waiting.remove(cell)
-                line = f"{cell.name} is left out: the run that it follows diverged"
-                warnings.warn(line, stacklevel=2)
+    return CellRunner(out, executor, placement, where, on_event).run(cells)
+
+
+class CellRunner:
+    """Submits cells to an executor, and decides what follows from their messages."""
+
+    def __init__(
+        self, out: Path, executor: Executor, placement: Placement, where: Where, on_event: OnEvent
+    ) -> None:
+        self._out, self._resolved = out, out.resolve()
+        self._executor, self._placement, self._where = executor, placement, where
+        self._on_event = on_event
+        self._mail: SimpleQueue[tuple[Cell, Message]] = SimpleQueue()
+        self._waiting: list[Cell] = []
+        self._running: dict[Cell, tuple[str, float]] = {}
+        """The device of each running cell, and its share of it."""
+        self._deaths: Counter[Cell] = Counter()
+        self._failures: list[Failure] = []
+        self._refused: list[InputError] = []
+        """Why cells failed that were refused."""
+        self._unfinished: set[str] = set()
+        """Folders of cells that have not ended or failed; no cell starts before its reference."""
+        self._unusable: dict[str, str] = {}
+        """Folders of runs that no other can follow, and why."""
+
+    def run(self, cells: Sequence[Cell]) -> list[Failure]:
+        """Run the cells; return those that failed."""
+        for cell in cells:
+            if (summary := intact_summary(cell.folder(self._out) / "summary.json")) is not None:
+                self._note_end(cell, summary)
+            else:
+                self._waiting.append(cell)
+        self._unfinished = {self._key(cell) for cell in self._waiting}
+        images = {(cell.recipe.data, cell.recipe.image_size) for cell in self._waiting}
+        shapes = {image: find_info(*image).shape for image in images}
+        while self._waiting or self._running:
+            self._start_waiting(shapes)
+            self._wait_for_a_job()
+        if cells and len(self._refused) == len(cells) and len(set(map(str, self._refused))) == 1:
+            raise self._refused[0]
+        return self._failures
+
+    def _start_waiting(self, shapes: Mapping[tuple[str, int | None], Sequence[int]]) -> None:
+        """Start the waiting cells for which a device has room, in their order."""
+        waiting, self._waiting = self._waiting, []
+        for number, cell in enumerate(waiting):
+            if self._placement.full:
+                self._waiting += waiting[number:]
+                return
+            recipe = cell.recipe
+            if recipe.reference in self._unusable:
+                why = self._unusable[recipe.reference]
+                warnings.warn(
+                    f"{cell.name} is left out: the run that it follows {why}", stacklevel=2
+                )
                 continue
-            micro = where.micro if recipe.ghost and recipe.batch > (where.micro or 0) else None
+            micro = self._where.micro
+            if not (micro and recipe.ghost and recipe.batch > micro):
+                micro = None
             share = gpu_share(micro or recipe.batch, shapes[recipe.data, recipe.image_size])
-            device = None if recipe.reference in unfinished else placement.take(share)
-            if device is not None:
-                waiting.remove(cell)
-                running[cell] = device, share
-                job = Job(cell.name, recipe, folder, replace(where, device=device, micro=micro))
-                events = executor.submit(job)
-                Thread(target=_forward, args=(cell, events, mail), daemon=True).start()
-            unfinished.add(str(cell.folder(out.resolve())))
-        while running:
-            cell, message = mail.get()
-            if isinstance(message, Exception):
-                raise message
-            if message is None:
-                placement.release(*running.pop(cell))
-                break
-            on_event(cell, message)
+            device = None if recipe.reference in self._unfinished else self._placement.take(share)
+            if device is None:
+                self._waiting.append(cell)
+                continue
+            self._running[cell] = device, share
+            where = replace(self._where, device=device, micro=micro)
+            job = Job(cell.name, recipe, cell.folder(self._out), where)
+            events = self._executor.submit(job)
+            Thread(target=_forward, args=(cell, events, self._mail), daemon=True).start()
 
+    def _wait_for_a_job(self) -> None:
+        """Handle messages until a job has ended; return at once if none is running."""
+        while self._running:
+            cell, message = self._mail.get()
+            if isinstance(message, Summary):
+                self._note_end(cell, message)
+            elif isinstance(message, Record):
+                self._on_event(cell, message)
+            else:
+                self._placement.release(*self._running.pop(cell))
+                if message is not None:
+                    self._handle(cell, message)
+                return
 
-def _reference_diverged(cell: Cell) -> bool:
-    if cell.recipe.reference is None:
-        return False
-    summary = read_summary(Path(cell.recipe.reference) / "summary.json")
-    return summary is not None and summary.status == "diverged"
+    def _handle(self, cell: Cell, error: Exception) -> None:
+        """Retry a cell whose worker died, or note its failure; raise what ends the study."""
+        reason = str(error)
+        if isinstance(error, WorkerDied):
+            self._deaths[cell] += 1
+            if (deaths := self._deaths[cell]) < ATTEMPTS:
+                self._waiting.append(cell)
+                line = (
+                    f"{error}; a new one will continue its run (attempt {deaths + 1} of {ATTEMPTS})"
+                )
+                warnings.warn(line, stacklevel=2)
+                return
+            reason = f"its worker died {deaths} times, the last time by {error.how}"
+        elif isinstance(error, InputError):
+            self._refused.append(error)
+        elif isinstance(error, OSError) and error.errno not in SHARED_ERRORS:
+            reason = f"{error.filename or 'file'}: {error.strerror}"
+        else:
+            raise error
+        self._unfinished.discard(self._key(cell))
+        self._unusable[self._key(cell)] = "failed"
+        failure = Failure(cell.name, reason)
+        self._failures.append(failure)
+        self._on_event(cell, failure)
+
+    def _note_end(self, cell: Cell, summary: Summary) -> None:
+        self._unfinished.discard(self._key(cell))
+        if summary.status == "diverged":
+            self._unusable[self._key(cell)] = "diverged"
+        self._on_event(cell, summary)
+
+    def _key(self, cell: Cell) -> str:
+        """Return the cell's folder as a reference names it."""
+        return str(cell.folder(self._resolved))
 
 
 def _forward(cell: Cell, events: Iterator[Event], mail: SimpleQueue[tuple[Cell, Message]]) -> None:
@@ -132,5 +230,5 @@ def _forward(cell: Cell, events: Iterator[Event], mail: SimpleQueue[tuple[Cell, 
         for event in events:
             mail.put((cell, event))
         mail.put((cell, None))
-    except Exception as error:  # for the thread that reads the mail to raise
+    except Exception as error:  # for the thread that reads the mail to handle
         mail.put((cell, error))

@@ -1,7 +1,8 @@
 """The worker process of a study: reads pickled jobs from stdin, writes their events to stdout.
 
-It ends when its stdin closes. The study holds the other end, so its workers end with it, even
-after kill -9. The job that was running continues from its checkpoint next time.
+`ghostbatch.study.local` starts it. It ends when its stdin closes. The study holds the other end, so
+its workers end with it, even after kill -9; on Linux the kernel sees to that at once, also while
+they import. The job that was running continues from its checkpoint next time.
 """
 
 import logging
@@ -72,7 +73,3 @@ def _listen(jobs: SimpleQueue[Job]) -> None:
             jobs.put(pickle.load(sys.stdin.buffer))  # noqa: S301 (from the study)
     except EOFError:
         os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

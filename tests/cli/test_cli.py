@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -13,8 +14,7 @@ import ghostbatch
 from ghostbatch.cli.train import RunOptions
 from ghostbatch.errors import RankLocalError
 from ghostbatch.recipes import PROVISIONAL
-from ghostbatch.study import Where, WorkerDied
-from ghostbatch.study.executor import Job
+from ghostbatch.study import Failure
 
 BAD_INPUT = {  # the field that the error names, and the command
     "unknown-command": ("command", "fly"),
@@ -222,14 +222,32 @@ def test_other_ranks_print_only_the_errors_that_one_rank_alone_may_have(run, mon
     assert run("train") == (2, "", "ghostbatch: micro: 64 samples do not fit; use micro 32\n")
 
 
-def test_a_dead_worker_is_one_line_and_exit_code_1(run, monkeypatch):
-    def die(_study, cells, out, **_):
-        raise WorkerDied(Job(cells[0].name, cells[0].recipe, out, Where()))
+def test_failed_cells_are_listed_after_the_table_with_exit_code_1(run, monkeypatch, tmp_path):
+    def fail_one(_study, cells, _out, *, on_event, **_):
+        failure = Failure(cells[0].name, "its worker died 3 times, the last time by SIGKILL")
+        on_event(cells[0], failure)
+        return [failure]
 
-    monkeypatch.setattr("ghostbatch.cli.study.run_study", die)
-    code, _, err = run("study", "quick", "--columns", "SB", "--seeds", "0")
+    monkeypatch.setattr("ghostbatch.cli.study.run_study", fail_one)
+    monkeypatch.setattr("ghostbatch.cli.study.print_report", lambda *_: print("the table"))
+    words = ("study", "quick", "--columns", "SB", "--seeds", "0", "--out", str(tmp_path))
+    code, out, err = run(*words)
     assert code == 1
-    assert err.startswith("ghostbatch: the worker for f1-digits SB seed 0 died; run the same")
+    assert re.fullmatch(r"\[1/1\] f1-digits SB seed 0: failed, .*\nthe table\n", out)
+    assert err.splitlines() == [
+        "ghostbatch: f1-digits SB seed 0 failed: its worker died 3 times, the last time by SIGKILL",
+        "ghostbatch: one part of the study failed; run the same command again to try again",
+    ]
+
+
+def test_a_study_in_which_everything_failed_has_no_table_but_its_list(run, monkeypatch, tmp_path):
+    failures = [Failure("one", "broken"), Failure("two", "broken")]
+    monkeypatch.setattr("ghostbatch.cli.study.run_study", lambda *_, **__: failures)
+    code, _, err = run("study", "quick", "--out", str(tmp_path))
+    assert code == 1
+    assert [line.removeprefix("ghostbatch: ")[:12] for line in err.splitlines()] == [
+        *("folder: " + str(tmp_path)[:4], "one failed: ", "two failed: ", "2 parts of t"),
+    ]
 
 
 def test_every_argument_of_train_is_a_flag():

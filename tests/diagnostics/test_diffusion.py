@@ -1,5 +1,6 @@
 """The diffusion fit on simulated curves, against numpy's fit and Monte Carlo."""
 
+import tracemalloc
 from dataclasses import FrozenInstanceError
 from math import inf, nan
 
@@ -221,3 +222,47 @@ def test_intervals_at_95_percent_cover_the_truth_in_92_to_98_percent(power, phi)
     for name, truth in truths.items() if power == 1 else [("exponent", power)]:
         bounds = [getattr(fit, f"{name}_interval") for fit in fits]
         assert 0.92 < np.mean([low < truth < high for low, high in bounds]) < 0.98, name
+
+
+def many_points(count, phi=0.0, runs=1):
+    """Return 1 ... count, and curves with AR(1) noise of deviation 0.1 at every one of them."""
+    t = np.arange(1.0, count + 1)
+    noise = np.random.default_rng(0).standard_normal((count, runs))
+    for i in range(1, count):
+        noise[i] = phi * noise[i - 1] + np.sqrt(1 - phi**2) * noise[i]
+    return t, 0.7 + 1.3 * np.log(t) + 0.1 * noise.T
+
+
+@pytest.mark.parametrize("phi", [0.6, 0.9])
+def test_intervals_cover_the_truth_when_many_points_are_thinned(phi, monkeypatch):
+    """Of 60 intervals at 90 %, 54 are expected to; the binomial deviation is 2.3.
+
+    Points at equal steps of log t cover the slope in 46 (phi 0.6) and 40 (phi 0.9) of 60.
+    """
+    monkeypatch.setattr("ghostbatch.diagnostics.diffusion.MOST_POINTS", 125)
+    t, curves = many_points(2000, phi, runs=60)
+    fits = [fit_diffusion(t, d, level=0.9, resamples=199) for d in curves]
+    for name, truth in {"slope": 1.3, "intercept": 0.7, "exponent": 1.0}.items():
+        bounds = [getattr(fit, f"{name}_interval") for fit in fits]
+        assert sum(low < truth < high for low, high in bounds) > 54 - 3 * 2.3, name
+
+
+def test_above_500_points_every_kth_is_used_and_below_all_are():
+    t, (d,) = many_points(1001)
+    assert fit_diffusion(t[:500], d[:500]).samples == 500
+    assert fit_diffusion(t, d) == fit_diffusion(t[::3], d[::3])
+    order = np.random.default_rng(1).permutation(len(t))
+    assert fit_diffusion(t[order], d[order]) == fit_diffusion(t, d)
+
+
+def test_a_million_points_take_seconds_and_little_memory():
+    t = np.arange(1.0, 1_000_001)
+    d = 0.7 + 1.3 * np.log(t) + 0.1 * np.cos(np.arange(1_000_000) ** 2 % 1000)
+    tracemalloc.start()
+    try:
+        fit = fit_diffusion(t, d)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert fit.slope == pytest.approx(1.3, abs=0.1)
+    assert peak < 200 * 2**20

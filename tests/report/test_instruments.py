@@ -69,3 +69,11 @@ def test_the_interval_of_a_slope_covers_it():
         covered += low < 0.5 < high
         assert low < slope < high
     assert 80 <= covered <= 99  # of 95: a bootstrap over 15 points is a little narrow
+
+
+def test_a_damaged_file_is_named_and_the_other_instruments_are_shown(tmp_path):
+    (tmp_path / "walk.json").write_text(json.dumps(walks(np.unique(np.geomspace(1, 1e4, 60) // 1))))
+    (tmp_path / "separable.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"separable.json cannot be read; delete it, and run"):
+        page, _ = write_report(tmp_path)
+    assert "brownian: p = 2.00" in page.read_text()

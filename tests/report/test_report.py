@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
+from math import cos, log
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -42,6 +43,25 @@ def declare(folder, columns, seeds, **fields):
     """Write a study.json with one row."""
     row = Row(dict.fromkeys(columns, find_recipe("f1-digits")), **fields)
     write_study(Study("mini", {"f1-digits": row}, seeds), folder)
+
+
+def make_run(folder, seed=0, updates=20):
+    """Write the files of a finished run that moves as 1.3 ln t, with a record of each update."""
+    folder.mkdir(parents=True, exist_ok=True)
+    regime = Regime(lr=0.05, epochs=updates * 64 / 4000, drops=())
+    recipe = Recipe(model="f1", data="digits", batch=64, base_batch=64, regime=regime, seed=seed)
+    header = {"recipe": recipe.as_dict(), "samples": 4000, "device": "cpu", "threads": 1}
+    (folder / "run.json").write_text(json.dumps(header))
+    rest = {"epoch": 1.0, "loss": 0.5, "accuracy": 90.0, "lr": 0.05}
+    lines = [
+        {"update": t, "split": split, "distance": 1.3 * log(t) + 0.01 * cos(t * t), **rest}
+        for t in range(1, updates + 1)
+        for split in ("train", "validation")
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ended = {"status": "finished", "updates": updates, "epochs": 1.0, "seconds": 1.0}
+    numbers = {"accuracy": 90.0, "loss": 0.5, "distance": 1.3 * log(updates)}
+    (folder / "summary.json").write_text(json.dumps({**ended, **numbers}))
 
 
 class Page(HTMLParser):
@@ -214,13 +234,60 @@ def test_a_report_removes_what_killed_ones_left(tmp_path, tiny):
     assert not [path for path in left if path.exists()]
 
 
+DAMAGES = {"cut": b'{"up\n', "other bytes": b"\xff\xfe\x00\n", "no object": b"[]\n"}
+
+
 @pytest.mark.parametrize("name", ["run.json", "summary.json", "metrics.jsonl"])
-@pytest.mark.parametrize("content", [b"{\n", b"\xff\n"], ids=["cut", "no UTF-8"])
-def test_a_damaged_file_is_named(tmp_path, tiny, name, content):
-    train(tiny, out=tmp_path)
+@pytest.mark.parametrize("content", DAMAGES.values(), ids=DAMAGES)
+def test_the_damaged_file_of_a_single_run_is_named(tmp_path, name, content):
+    make_run(tmp_path)
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=name):
+    with pytest.raises(InputError, match=rf"^folder: no run can be read \(.*{name}"):
         write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "metrics.jsonl"])
+def test_a_run_with_a_damaged_file_is_named_and_the_others_are_reported(tmp_path, name):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "f1-digits" / "SB" / f"seed-{seed}", seed=seed)
+    declare(tmp_path, ["SB"], seeds=(0, 1, 2))
+    (tmp_path / "f1-digits" / "SB" / "seed-1" / name).write_bytes(b"\xff{\n")
+    with pytest.warns(UserWarning, match=rf"^f1-digits SB seed 1 is left out: .*{name}") as warned:
+        page, (table,) = write_report(tmp_path)
+    assert len(warned) == 1
+    assert table.lines[0][2] == "2"
+    (note,) = table.notes
+    assert note.startswith("SB seed 1 cannot be read: ")
+    assert name in note
+    assert "SB seed 1 cannot be read: " in page.read_text()
+
+
+def test_a_single_run_that_cannot_be_read_is_named_and_the_others_are_reported(tmp_path):
+    for name in ("a", "b"):
+        make_run(tmp_path / "two" / name)
+    (tmp_path / "two" / "b" / "run.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"^two/b is left out: .*run\.json"):
+        page, (table,) = write_report(tmp_path / "two")
+    assert [line[0] for line in table.lines] == ["two/a"]
+    assert "two/b cannot be read: " in page.read_text()
+
+
+def test_a_study_in_which_no_run_can_be_read_is_refused(tmp_path):
+    for seed in (0, 1):
+        folder = tmp_path / "f1-digits" / "SB" / f"seed-{seed}"
+        make_run(folder, seed=seed)
+        (folder / "summary.json").write_text("{")
+    declare(tmp_path, ["SB"], seeds=(0, 1))
+    with pytest.raises(InputError, match=r"^folder: no run can be read \(.*seed-0/summary.json"):
+        write_report(tmp_path)
+
+
+def test_figures_of_a_long_run_stay_small(tmp_path):
+    make_run(tmp_path / "long", updates=20_000)
+    page, _ = write_report(tmp_path / "long")
+    assert page.stat().st_size < 600_000
+    assert "b = 1.30 in [1." in page.read_text()
 
 
 @pytest.mark.parametrize(

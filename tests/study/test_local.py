@@ -59,10 +59,16 @@ def test_a_worker_that_is_killed_is_reported_by_the_name_of_its_job(executor, ti
     os.kill(executor._workers[0].pid, signal.SIGKILL)
     with pytest.raises(WorkerDied) as caught:
         list(events)
-    assert str(caught.value) == (
-        "the worker for row column seed 0 died; "
-        "run the same command again to continue from its checkpoint"
-    )
+    assert str(caught.value) == "the worker for row column seed 0 died (SIGKILL)"
+
+
+def test_a_worker_that_died_while_idle_is_not_given_a_job(executor, tiny, tmp_path):
+    list(executor.submit(Job("one", tiny, tmp_path / "one", CPU)))
+    executor._workers[0].kill()
+    executor._workers[0].wait()
+    *_, summary = executor.submit(Job("two", tiny, tmp_path / "two", CPU))
+    assert isinstance(summary, Summary)
+    assert len(executor._workers) == 2
 
 
 def test_workers_keep_the_study_locked_until_they_end(tiny, tmp_path):

@@ -5,13 +5,24 @@ import json
 import pickle
 import resource
 from dataclasses import replace
+from pathlib import Path
 from threading import get_ident
+from time import process_time
 
 import pytest
 from fake_executor import FakeExecutor
 
 from ghostbatch.errors import InputError
-from ghostbatch.study import Row, Study, Where, find_study, run_study
+from ghostbatch.study import (
+    Failure,
+    Row,
+    Study,
+    Where,
+    WorkerDied,
+    find_recipe,
+    find_study,
+    run_study,
+)
 from ghostbatch.study.executor import Job
 from ghostbatch.study.placement import Placement
 from ghostbatch.study.runner import run_cells
@@ -100,10 +111,139 @@ def test_a_follower_waits_for_its_reference(crowded, reference):
     assert order.index(reference) < order.index("third")
 
 
-def test_what_a_job_raises_ends_the_study(drive):
-    refusal = InputError("micro", "64 samples do not fit", "use micro 32")
-    with pytest.raises(InputError, match="64 samples do not fit"):
-        drive(find_study("quick").cells(["SB"], [0]), FakeExecutor(refusal))
+REFUSAL = InputError("checkpoint", "it cannot be read", "delete it")
+
+
+def test_a_refusal_of_the_only_cell_is_raised(drive):
+    with pytest.raises(InputError, match="it cannot be read"):
+        drive(find_study("quick").cells(["SB"], [0]), FakeExecutor(REFUSAL))
+
+
+def test_a_refusal_that_all_cells_share_is_raised(drive):
+    cells = find_study("quick").cells(["SB", "LB"], [0])
+    with pytest.raises(InputError, match="it cannot be read"):
+        drive(cells, FakeExecutor(REFUSAL))
+
+
+@pytest.fixture
+def fail_at(tmp_path):
+    """Run cells whose jobs get errors from a function; return failures, events and the executor."""
+
+    def call(cells, error):
+        executor, events = FakeExecutor(error), []
+        failures = run_cells(
+            *(cells, tmp_path, executor, Placement(["cpu"], 1), Where()),
+            lambda cell, event: events.append((cell.column, type(event).__name__)),
+        )
+        return failures, events, [job.name.split()[1] for job in executor.jobs]
+
+    return call
+
+
+def only(column, *errors):
+    """Return a function of a job: the next of ``errors`` for that column, and then None."""
+    left = list(errors)
+
+    def error(job):
+        return left.pop(0) if left and job.name.split()[1] == column else None
+
+    return error
+
+
+def died(code=-9):
+    return WorkerDied(Job("f1-digits SB seed 0", find_recipe("f1-digits"), Path(), Where()), code)
+
+
+def test_a_refused_cell_fails_at_once_and_the_others_go_on(fail_at):
+    cells = find_study("quick").cells(["SB", "LB"], [0])
+    failures, events, jobs = fail_at(cells, only("SB", REFUSAL))
+    assert failures == [Failure("f1-digits SB seed 0", str(REFUSAL))]
+    assert jobs == ["SB", "LB"]
+    ended = [("SB", "Record"), ("SB", "Failure"), ("LB", "Record"), ("LB", "Summary")]
+    assert events == ended
+
+
+def test_a_cell_whose_worker_dies_is_tried_again_after_the_others(fail_at):
+    cells = find_study("quick").cells(["SB", "LB"], [0])
+    retry = r"^the worker for f1-digits SB seed 0 died \(SIGKILL\); .*attempt 2 of 3"
+    with pytest.warns(UserWarning, match=retry):
+        failures, events, jobs = fail_at(cells, only("SB", died()))
+    assert failures == []
+    assert jobs == ["SB", "LB", "SB"]
+    assert events[-1] == ("SB", "Summary")
+
+
+@pytest.mark.filterwarnings("ignore:the worker for")
+def test_a_cell_whose_worker_dies_three_times_has_failed(fail_at):
+    cells = find_study("quick").cells(["SB", "LB"], [0])
+    failures, events, jobs = fail_at(cells, only("SB", died(), died(), died(1)))
+    reason = "its worker died 3 times, the last time by exit code 1"
+    assert failures == [Failure("f1-digits SB seed 0", reason)]
+    assert jobs == ["SB", "LB", "SB", "SB"]
+    assert ("LB", "Summary") in events
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_disk_ends_the_study_because_every_cell_would_meet_it(fail_at, number):
+    cells = find_study("quick").cells(["SB", "LB"], [0])
+    with pytest.raises(OSError, match="full") as caught:
+        fail_at(cells, only("SB", OSError(number, "full", "checkpoint.pt")))
+    assert caught.value.errno == number
+
+
+def test_another_error_of_a_file_concerns_its_cell_only(fail_at):
+    cells = find_study("quick").cells(["SB", "LB"], [0])
+    failures, *_ = fail_at(
+        cells, only("SB", OSError(errno.EACCES, "Permission denied", "run.json"))
+    )
+    assert failures == [Failure("f1-digits SB seed 0", "run.json: Permission denied")]
+
+
+def test_a_cell_that_follows_a_failed_one_is_left_out(fail_at, tmp_path):
+    cells = find_study("diffusion").cells(["by distance"], [0, 1], tmp_path)
+    refused = iter([REFUSAL])
+    with pytest.warns(UserWarning, match=r"is left out: the run that it follows failed$") as warned:
+        failures, events, _ = fail_at(
+            cells, lambda job: next(refused, None) if "SB" in job.name else None
+        )
+    assert len(warned) == len(failures) == 1
+    assert [event for event in events if event[1] == "Summary"] == [
+        ("SB", "Summary"),
+        ("by distance", "Summary"),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:the worker for")
+def test_a_follower_waits_for_a_reference_that_is_tried_again(fail_at, tmp_path):
+    cells = find_study("diffusion").cells(["by distance"], [0], tmp_path)
+    deaths = iter([died(), died()])
+    order = fail_at(cells, lambda _job: next(deaths, None))[1]
+    assert order[-1] == ("by distance", "Summary")
+    assert order.index(("SB", "Summary")) < order.index(("by distance", "Record"))
+
+
+def test_a_damaged_cell_fails_and_the_study_goes_on(tiny, tmp_path):
+    study = Study("small", {"tiny": Row({"bad": tiny, "good": tiny})}, seeds=(0,))
+    folder = tmp_path / "tiny" / "bad" / "seed-0"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_bytes(b"\xff")
+    cells = study.cells(out=tmp_path)
+    (failure,) = run_study(
+        study, cells, tmp_path, jobs=1, on_event=ignore, where=Where(device="cpu")
+    )
+    assert failure.name == "tiny bad seed 0"
+    assert str(folder / "run.json") in failure.reason
+    assert read_records(tmp_path / "tiny" / "good" / "seed-0" / "metrics.jsonl")[-1].update == 16
+
+
+def test_a_thousand_waiting_cells_are_scheduled_in_seconds(fail_at, tmp_path):
+    """When a cell ends, those that wait are looked at: that must not take their number squared."""
+    cells = find_study("quick").cells(["SB"], range(1000), tmp_path)
+    began = process_time()
+    failures, _, jobs = fail_at(cells, None)
+    assert process_time() - began < 5
+    assert failures == []
+    assert len(jobs) == 1000
 
 
 def test_a_follower_is_submitted_when_its_reference_has_ended(tmp_path):

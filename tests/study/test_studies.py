@@ -1,13 +1,17 @@
 """The declared studies have the rows and columns of the paper."""
 
+import re
 from dataclasses import fields, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from ghostbatch import Recipe
+from ghostbatch.data import find_info
 from ghostbatch.errors import InputError
 from ghostbatch.study import RECIPES, STUDIES, find_recipe, find_study
+from ghostbatch.study.studies import quick
 
 
 def changed(before, after):
@@ -108,3 +112,26 @@ def test_the_column_that_another_one_follows_is_run_with_it(tmp_path):
         ("by distance", "SB"),
         ("by distance", "by distance"),
     ]
+
+
+def test_the_size_of_a_data_set_is_looked_up_once_for_all_cells(monkeypatch):
+    """A folder of images is listed for that."""
+    asked = []
+
+    def count(name):
+        asked.append(name)
+        return find_info(name)
+
+    monkeypatch.setattr("ghostbatch.study.studies.find_info", count)
+    assert len(find_study("quick").cells(seeds=range(10))) == 50
+    assert asked == ["digits"]
+
+
+def test_the_quick_study_expects_what_the_readme_says():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r"^\| (SB|LB|\+\w+): .* ([\d.]+) ± [\d.]+ \|$", readme, re.MULTILINE)
+    assert len(rows) == 5
+    expected = ", ".join(f"{column} {accuracy}" for column, accuracy in rows)
+    assert f"Expected: {expected} %" in quick.__doc__
+    (minutes,) = re.findall(r"(\d+:\d\d) minutes on two cores", readme)
+    assert f"Cost: {minutes} minutes on two cores" in quick.__doc__

@@ -9,7 +9,10 @@ SUMMARY = Summary(
 
 
 class FakeExecutor:
-    """Runs nothing: each job yields a record, and then its summary or an error."""
+    """Runs nothing: each job yields a record, and then its summary or an error.
+
+    ``error`` is raised by every job; or it is a function of the job that returns an error or None.
+    """
 
     def __init__(self, error=None):
         self.jobs, self.error = [], error
@@ -17,13 +20,13 @@ class FakeExecutor:
     def submit(self, job):
         """Note the job, and return its events."""
         self.jobs.append(job)
-        return self.events()
+        return self.events(self.error(job) if callable(self.error) else self.error)
 
-    def events(self):
-        """Yield the events of any job."""
+    def events(self, error):
+        """Yield the events of a job."""
         yield RECORD
-        if self.error is not None:
-            raise self.error
+        if error is not None:
+            raise error
         yield SUMMARY
 
     def close(self):

@@ -1,0 +1,91 @@
+"""Of long runs a report reads a part, in little memory; of others everything."""
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ghostbatch.errors import InputError
+from ghostbatch.report.records import ALL, EVENLY, PER_DECADE, read_run_records
+from ghostbatch.train import Record, read_records
+from ghostbatch.train.record import to_json
+
+RECORD = Record(update=0, epoch=0.5, split="train", loss=1, accuracy=50.0, lr=0.1, distance=1.5)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Return a function that writes train records of updates 1 to count, and a validation."""
+
+    def write(count):
+        path = tmp_path / "metrics.jsonl"
+        lines = [to_json(replace(RECORD, split="validation"))]
+        head, tail = to_json(RECORD).split('"update": 0')
+        lines += [f'{head}"update": {update}{tail}' for update in range(1, count + 1)]
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    return write
+
+
+def test_a_short_file_is_read_completely(written):
+    path = written(ALL - 1)
+    shown, even = read_run_records(path)
+    assert shown == read_records(path)
+    assert even == shown[1:]
+
+
+def test_a_long_file_is_shown_at_steps_of_log_time_and_fitted_at_equal_steps(written):
+    path = written(count := 20_000)
+    shown, even = read_run_records(path)
+    every = {(r.split, r.update): r for r in read_records(path)}
+    assert all(every[r.split, r.update] == r for r in shown)
+    assert [r.update for r in shown] == sorted({r.update for r in shown})
+    assert shown[0].split == "validation"
+    assert shown[-1].update == count
+    assert len(shown) < 5 * PER_DECADE + 2 * EVENLY
+    times = np.array([r.update for r in shown[1:]])
+    assert np.diff(np.log10(times[times > 100])).max() < 2.1 / PER_DECADE
+    assert EVENLY <= len(even) < 2 * EVENLY
+    assert len(set(np.diff([r.update for r in even]))) == 1
+    assert even[0].update == 1
+
+
+def test_memory_does_not_grow_with_the_file(written):
+    path = written(50_000)
+    assert path.stat().st_size > 6 * 2**20
+    tracemalloc.start()
+    try:
+        read_run_records(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * 2**20
+
+
+def test_a_last_line_that_was_cut_short_is_left_out(written):
+    path = written(4)
+    path.write_bytes(path.read_bytes()[:-3])
+    assert [r.update for r in read_run_records(path).even] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("count", [20, 2 * ALL])
+def test_damage_is_named_by_its_line(written, count):
+    path = written(count)
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:9], b'\xff{"update"', *lines[10:]]))
+    with pytest.raises(InputError, match=rf"^folder: line 10 of {path} is damaged; delete"):
+        read_run_records(path)
+
+
+def test_lines_of_another_program_are_read_too(written):
+    path = written(3)
+    path.write_text(path.read_text().replace(": ", ":"))
+    assert [r.update for r in read_run_records(path).even] == [1, 2, 3]
+
+
+def test_no_file_is_no_records_and_a_folder_is_refused(tmp_path):
+    assert read_run_records(tmp_path / "metrics.jsonl") == ([], [])
+    with pytest.raises(InputError, match="is not a regular file"):
+        read_run_records(tmp_path)
