@@ -124,4 +124,4 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
             grid.add_row(*line)
         console.print(grid)
         for note in table.notes:
-            console.print(note, style="yellow")
+            console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)

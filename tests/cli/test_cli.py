@@ -250,6 +250,17 @@ def test_a_study_in_which_everything_failed_has_no_table_but_its_list(run, monke
     ]
 
 
+def test_an_instrument_that_cannot_be_measured_is_listed_and_the_study_is_reported(
+    run, monkeypatch, tmp_path
+):
+    (tmp_path / "walk.json").write_text("{")
+    monkeypatch.setattr("ghostbatch.cli.study.print_report", lambda *_: print("the table"))
+    code, out, err = run("study", "walk", "--out", str(tmp_path))
+    assert code == 1
+    assert out.endswith("the table\n")
+    assert err.startswith(f"ghostbatch: walk failed: folder: {tmp_path}/walk.json cannot be read; ")
+
+
 def test_every_argument_of_train_is_a_flag():
     """Except on_record, which prints."""
     arguments = set(inspect.signature(ghostbatch.train).parameters) - {"recipe", "on_record"}

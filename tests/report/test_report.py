@@ -11,11 +11,14 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from rich.console import Console
 
 from ghostbatch import Recipe, Regime, train
 from ghostbatch.errors import InputError
 from ghostbatch.report.page import write_report
 from ghostbatch.report.runs import read_results
+from ghostbatch.report.table import Table
+from ghostbatch.report.terminal import print_tables
 from ghostbatch.study import Row, Study, find_recipe, find_study
 from ghostbatch.study.manifest import write_study
 
@@ -325,3 +328,9 @@ def test_a_folder_without_runs_is_refused_and_left_empty(tmp_path):
     with pytest.raises(InputError, match=r"^folder: .* holds no runs"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_note_with_brackets_in_its_path_is_printed_as_it_is(capsys):
+    note = "SB seed 1 cannot be read: " + "a long/" * 20 + "[red]/metrics.jsonl is damaged"
+    print_tables([Table("row", [], [note])], Console())
+    assert capsys.readouterr().out.splitlines()[-1] == note

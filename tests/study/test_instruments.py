@@ -9,7 +9,7 @@ import pytest
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
 from ghostbatch.study import Instrument, Where, find_recipe, instruments, measure
-from ghostbatch.study.instruments import hard_margin_in_the_plane
+from ghostbatch.study.instruments import hard_margin_in_the_plane, largest_distance
 
 WALK = Instrument("walk")
 CPU = Where(device="cpu")
@@ -130,3 +130,10 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, text):
 def test_an_unknown_instrument_is_refused():
     with pytest.raises(InputError, match=r"^instrument: 'wlak' is unknown; did you mean walk\?"):
         Instrument("wlak")
+
+
+def test_the_largest_distance_is_that_of_the_summaries_that_can_be_read(tmp_path):
+    for name, distance in (("near", 2.0), ("far", 5.0), ("damaged", 9.0)):
+        finish_a_run(tmp_path / name, distance)
+    (tmp_path / "damaged" / "summary.json").write_bytes(b"\xff")
+    assert largest_distance(tmp_path) == 5.0
