@@ -118,9 +118,9 @@ def test_the_size_of_a_data_set_is_looked_up_once_for_all_cells(monkeypatch):
     """A folder of images is listed for that."""
     asked = []
 
-    def count(name):
+    def count(name, image_size):
         asked.append(name)
-        return find_info(name)
+        return find_info(name, image_size)
 
     monkeypatch.setattr("ghostbatch.study.studies.find_info", count)
     assert len(find_study("quick").cells(seeds=range(10))) == 50
