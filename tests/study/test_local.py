@@ -74,6 +74,7 @@ def test_a_worker_that_died_while_idle_is_not_given_a_job(executor, tiny, tmp_pa
 def test_workers_keep_the_study_locked_until_they_end(tiny, tmp_path):
     folder = tmp_path / "study"
     with locked(folder) as lock:
+        (folder / "study.json").touch()  # the lock of a folder without files is removed
         executor = LocalExecutor(lock)
         list(executor.submit(Job("one", tiny, tmp_path / "one", CPU)))
     with pytest.raises(InputError, match="is in use"), locked(folder, patience=0.1):

@@ -202,8 +202,8 @@ def test_layers_in_another_order_are_refused(tiny, tmp_path, monkeypatch):
 
 
 def test_another_torch_and_another_backend_are_told_in_one_line(tiny, tmp_path, monkeypatch):
-    def make_older(*arguments):
-        header = make_header(*arguments)
+    def make_older(*arguments, **how):
+        header = make_header(*arguments, **how)
         return {**header, "backend": "triton", "versions": {"torch": "1.0"}}
 
     with monkeypatch.context() as before:

@@ -71,7 +71,7 @@ def test_the_variants_use_what_they_are_meant_to_test(out):
     assert 0 < sum(clipped) / len(clipped) < 1
 
 
-def test_the_time_out_of_updates_does_not_end_a_download(monkeypatch):
+def test_the_time_out_of_updates_does_not_end_a_download(tiny, monkeypatch):
     """Ranks wait for the one that downloads in a group of its own, with a time-out of its own."""
     waited = []
 
@@ -82,6 +82,6 @@ def test_the_time_out_of_updates_does_not_end_a_download(monkeypatch):
     monkeypatch.setattr(dist, "new_group", lambda timeout, backend: (timeout, backend))
     monkeypatch.setattr(dist, "destroy_process_group", waited.append)
     monkeypatch.setattr(dist, "all_gather_object", gather)
-    _load("digits", None, True, Ranks(1, 2))
+    _load(tiny, None, True, Ranks(1, 2))
     patient = (timedelta(days=1), "gloo")
     assert waited == [patient, patient, None]  # gathered, destroyed; then loaded as usual
