@@ -54,6 +54,8 @@ class RunOptions:
     """What to do with an image that cannot be read: stop, or warn and use another one."""
     bad_image_limit: float = BAD_IMAGE_LIMIT
     """With on_bad_image skip: largest fraction of the images that may be unreadable."""
+    capture: bool = True
+    """On one GPU, run updates as CUDA graphs."""
     deterministic: bool = False
     """On a GPU, use only algorithms that repeat their bits; slower."""
     timeout: float = TIMEOUT

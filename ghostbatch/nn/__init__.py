@@ -2,6 +2,7 @@
 
 from ghostbatch.nn.cast import call_with_cast_weights
 from ghostbatch.nn.convert import (
+    convert_layers,
     convertible,
     register_conversion,
     to_ghost,
@@ -18,6 +19,7 @@ from ghostbatch.nn.norm import (
     GhostBatchNorm3d,
     sync_statistics,
 )
+from ghostbatch.nn.parts import join_gradients
 from ghostbatch.nn.pool import MaxPool2d, MeanPool2d
 from ghostbatch.nn.recalibrate import recalibrate
 
@@ -30,9 +32,11 @@ __all__ = [
     "MaxPool2d",
     "MeanPool2d",
     "call_with_cast_weights",
+    "convert_layers",
     "convertible",
     "find_model",
     "fold_convolutions",
+    "join_gradients",
     "key_dropout",
     "recalibrate",
     "register_conversion",

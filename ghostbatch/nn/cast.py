@@ -9,24 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.conv import _ConvNd
 
-from ghostbatch.nn.fold import FoldedConv2d, fold_weights
+from ghostbatch.nn.fold import FoldedConv2d, PatchConv2d, fold_weights
 
 
 def call_with_cast_weights(model: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``model(x)`` with the weights of convolutions and linear layers cast to ``dtype``.
 
     Call it under autocast, which does the rest. The gradients of the weights have the weights' own
-    dtype, as under autocast alone.
+    dtype, as under autocast alone. It is for networks whose layers are called once each, under
+    autocast, such as those of `MODELS`; a second derivative raises an error.
     """
     names, weights = [], []
     folded: dict[Any, list[tuple[str, Tensor]]] = {}
     for layer_name, layer in model.named_modules():
-        if not isinstance(layer, nn.Linear | _ConvNd):
+        if type(layer) not in (nn.Linear, nn.Conv2d, FoldedConv2d, PatchConv2d):
             continue
         for name, weight in layer.named_parameters(layer_name, recurse=False):
-            if isinstance(layer, FoldedConv2d) and weight is layer.weight:
+            if type(layer) is FoldedConv2d and weight is layer.weight:
                 kind = (weight.shape, layer.stride[0], layer.fold)
                 folded.setdefault(kind, []).append((name, weight))
             else:
@@ -50,6 +50,7 @@ class CastTogether(torch.autograd.Function):
         """Return copies of ``tensors``, laid out as they are."""
         copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
         torch._foreach_copy_(copies, list(tensors))
+        ctx.set_materialize_grads(False)
         ctx.dtypes = [tensor.dtype for tensor in tensors]
         return tuple(copies)
 
@@ -61,6 +62,7 @@ class CastTogether(torch.autograd.Function):
             for g, dtype in zip(gradients, ctx.dtypes, strict=True)
             if g is not None
         ]
-        torch._foreach_copy_([cast for _, cast in given], [g for g, _ in given])
+        if given:
+            torch._foreach_copy_([cast for _, cast in given], [g for g, _ in given])
         casts = iter([cast for _, cast in given])
         return None, *(None if g is None else next(casts) for g in gradients)

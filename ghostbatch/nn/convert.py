@@ -5,6 +5,7 @@ changes the class of the object: optimizers, hooks, names and shared layers stay
 """
 
 import warnings
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -85,17 +86,27 @@ def to_ghost(
     for remedy in dict.fromkeys(left_alone.values()):
         names = ", ".join(name for name, why in left_alone.items() if why == remedy)
         warnings.warn(f"to_ghost left {remedy}: {names}", stacklevel=2)
-    norms: list[Any] = convertible(model)
-    for layer in norms:
+    norms = convertible(model)
+    convert_layers(norms, ghost, process_group, running)
+    if not (norms or left_alone):
+        warnings.warn("to_ghost found no batch norm in this model", stacklevel=2)
+    return model
+
+
+def convert_layers(
+    layers: Iterable[Any],
+    ghost: int,
+    process_group: "ProcessGroup | str | None" = None,
+    running: Running | None = None,
+) -> None:
+    """Make each layer, one of `convertible`, a ghost layer with these settings."""
+    for layer in layers:
         layer.__class__ = GHOST_OF.get(type(layer), type(layer))
         layer.ghost = ghost
         layer.running = running or getattr(layer, "running", "sequential")
         layer.process_group = name_of(process_group) or getattr(layer, "process_group", None)
         if getattr(layer, "number", UNNUMBERED) == UNNUMBERED:
             layer.number = norm.number_for(layer.process_group)
-    if not (norms or left_alone):
-        warnings.warn("to_ghost found no batch norm in this model", stacklevel=2)
-    return model
 
 
 def to_plain(model: Model) -> Model:

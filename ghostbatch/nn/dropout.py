@@ -90,7 +90,7 @@ def _dropped(layer: Any, x: Tensor, features: tuple[int, ...]) -> Tensor:
     if not layer.training or p == 0:
         return x
     scale = torch.ones((), dtype=x.dtype).div_(1 - p if p < 1 else 1)
-    if x.numel() and x.is_contiguous() and not layer.inplace and has_triton(x):
+    if not layer.inplace and has_triton(x) and x.numel() and x.is_contiguous():
         from ghostbatch.ops.dropout import KeyedDropoutFunction  # noqa: PLC0415 (imports triton)
 
         rule = layer.layer, torch.Size(features).numel(), int(p * 2**BITS), float(scale)

@@ -13,11 +13,14 @@ backward is such a product too.
 """
 
 from functools import lru_cache
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ghostbatch.errors import InputError
+from ghostbatch.ops.backends.base import is_traced
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -57,7 +60,7 @@ PATCHES = frozenset({Shape(3, 64, 3, 1), Shape(3, 64, 5, 1)})
 
 
 class FoldedConv2d(nn.Conv2d):
-    """nn.Conv2d that folds pixels into channels; widths that the group does not divide stay."""
+    """nn.Conv2d that folds pixels into channels, if the group's width divides the image's."""
 
     fold: Fold
 
@@ -68,7 +71,8 @@ class FoldedConv2d(nn.Conv2d):
         """
         stride, weight = self.stride[0], self.weight
         is_folded = weight.shape[1] != self.in_channels
-        if input.dim() != 4 or input.shape[3] % (stride * self.fold.pixels):
+        known = input.dim() == 4 and input.shape[1] == self.in_channels
+        if not known or input.shape[3] % (stride * self.fold.pixels):
             if is_folded:
                 weight = unfold_weight(weight, self.kernel_size[0], stride, self.fold)
                 weight = weight[:, : self.in_channels]
@@ -81,12 +85,12 @@ class FoldedConv2d(nn.Conv2d):
 class PatchConv2d(nn.Conv2d):
     """nn.Conv2d that copies the neighbourhood of each pixel into its channels first.
 
-    For a first layer only: where the input needs a gradient it convolves as it is.
+    For a first layer only: if the input requires a gradient, nn.Conv2d's forward runs.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Conv2d's name for it)
         """From (N, I, H, W) to (N, O, H, W)."""
-        if input.dim() != 4 or input.requires_grad:
+        if input.dim() != 4 or input.shape[1] != self.in_channels or input.requires_grad:
             return super().forward(input)
         if torch.is_autocast_enabled(input.device.type):
             input = input.to(torch.get_autocast_dtype(input.device.type))  # noqa: A001
@@ -118,12 +122,18 @@ def fold_convolutions(model: Model, folds: dict[Shape, Fold] | None = None) -> M
 
     Parameters stay the same objects, so optimizers, names and checkpoints stay valid. It pays on a
     GPU, in bf16 and channels_last. ``folds`` says how each shape is folded; the default are the
-    fastest on an H200.
+    fastest on an H200. Layers whose ``forward`` was replaced stay as they are.
     """
     by_default = folds is None
     folds = FOLDS if folds is None else folds
+    for size, fold in folds.items():
+        if size.kernel // 2 > size.stride * fold.pixels:
+            problem = f"a group of {fold.pixels} pixels is too narrow for {size}"
+            raise InputError("folds", problem, "use groups of more pixels")
     for layer in model.modules():
-        shape = _shape(layer) if type(layer) is nn.Conv2d else None
+        shape = None
+        if type(layer) is nn.Conv2d and "forward" not in vars(layer):
+            shape = _shape(layer)
         if shape in folds:
             layer.__class__ = FoldedConv2d
             layer.fold = folds[shape]  # type: ignore[assignment]
@@ -150,7 +160,7 @@ def fold_weights(weights: Tensor, stride: int, fold: Fold) -> Tensor:
     if fold.channels > fan_in:
         weights = F.pad(weights, (0, 0, 0, 0, 0, fold.channels - fan_in))
         fan_in = fold.channels
-    place = placement(kernel, stride, fold.pixels, weights.device).to(weights.dtype)
+    place = _placement_like(weights, kernel, stride, fold.pixels)
     a, b, q, _ = place.shape
     with torch.autocast(weights.device.type, enabled=False):
         placed = weights.reshape(-1, kernel) @ place.view(-1, kernel).T
@@ -161,11 +171,12 @@ def fold_weights(weights: Tensor, stride: int, fold: Fold) -> Tensor:
 def unfold_weight(folded: Tensor, kernel: int, stride: int, fold: Fold) -> Tensor:
     """Return the plain weight (O, I, k, k) of one that `fold_weights` made."""
     place = placement(kernel, stride, fold.pixels)
-    places = place.flatten(0, 2).argmax(0)  # one of the places (a, b, q) of each tap
-    a, b, q = torch.unravel_index(places, place.shape[:3])
     grouped = folded.unflatten(0, (fold.pixels, -1)).unflatten(2, (place.shape[1], -1))
-    taps: Tensor = grouped[a, :, b, :, :, q]  # (k, O, I, k): the last dimension of the weight first
-    return taps.permute(1, 2, 3, 0)
+    taps = []
+    for tap in place.unbind(-1):
+        a, b, q = tap.nonzero()[0].tolist()  # one of the places of each tap
+        taps.append(grouped[a, :, b, :, :, q])
+    return torch.stack(taps, -1)
 
 
 def folded_conv2d(
@@ -183,27 +194,52 @@ def folded_conv2d(
     y = F.conv2d(grouped.permute(0, 3, 1, 2), weight, bias, (stride, 1), padding)
     y = y.permute(0, 2, 3, 1)
     fan_out = y.shape[3] // fold.pixels
-    return y.reshape(N, y.shape[1], -1, fan_out).permute(0, 3, 1, 2)
+    return y.reshape(N, y.shape[1], y.shape[2] * fold.pixels, fan_out).permute(0, 3, 1, 2)
 
 
-@lru_cache
-def placement(kernel: int, stride: int, pixels: int, device: torch.device | str = "cpu") -> Tensor:
+def placement(kernel: int, stride: int, pixels: int) -> Tensor:
     """Return the 0/1 tensor (a, b, q, t) that puts weight t where output a meets input b of q.
 
     >>> placement(3, 1, 2)[0, :, :, 1]  # the middle weight joins a pixel to itself
     tensor([[0., 1., 0.],
             [0., 0., 0.]])
     """
-    taps = 1 if kernel == 1 else 3
-    a, b, q, t = torch.meshgrid(
-        torch.arange(pixels),
-        torch.arange(stride * pixels),
-        torch.arange(taps) - taps // 2,
-        torch.arange(kernel),
-        indexing="ij",
-    )
-    place = stride * pixels * q + b - stride * a + (kernel - 1) // 2 == t
-    return place.float().to(device)
+    return torch.tensor(_placement(kernel, stride, pixels))
+
+
+@lru_cache
+def _placement(kernel: int, stride: int, pixels: int) -> Any:
+    """Return `placement` as nested lists: a cached tensor would keep the mode it was made in."""
+    groups = (0,) if kernel == 1 else (-1, 0, 1)
+
+    def is_there(a: int, b: int, q: int, t: int) -> float:
+        return float(stride * pixels * q + b - stride * a + (kernel - 1) // 2 == t)
+
+    return [
+        [
+            [[is_there(a, b, q, t) for t in range(kernel)] for q in groups]
+            for b in range(stride * pixels)
+        ]
+        for a in range(pixels)
+    ]
+
+
+_PLACEMENTS: dict[Any, Tensor] = {}
+
+
+def _placement_like(weights: Tensor, *sizes: int) -> Tensor:
+    """Return `placement` with the dtype and device of the weights, kept for the next call.
+
+    A CUDA graph cannot copy it from the host. What is made while a model is traced is not kept.
+    """
+    key = (*sizes, weights.dtype, weights.device)
+    if key in _PLACEMENTS and not is_traced():
+        return _PLACEMENTS[key]
+    with torch.inference_mode(False):  # such a tensor could not be used in training
+        place = placement(*sizes).to(weights)
+    if type(place) is Tensor and not is_traced():
+        _PLACEMENTS[key] = place
+    return place
 
 
 def _shape(layer: nn.Conv2d) -> Shape | None:

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ghostbatch.ops.backends.base import on_device
+
 BLOCK = 1024
 
 
@@ -24,7 +26,7 @@ def mix(x):
 
 @triton.jit
 def dropout_kernel(
-    x_ptr,  # (N, F, S) as one row: samples, features, values that share their feature's fate
+    x_ptr,  # (N, F, S) as one row: samples, features, values of a feature (dropped together)
     y_ptr,
     key_ptr,  # the update's key
     first_ptr,  # batch position of the first sample
@@ -55,14 +57,15 @@ class KeyedDropoutFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: Tensor, first: Tensor, *settings: Any) -> Tensor:
         """Return ``x`` (N, ...) with zeros; ``settings`` are those of `_launch`."""
-        ctx.save_for_backward(key, first)
+        ctx.save_for_backward(key.clone(), first.clone())  # the next forward sets others
         ctx.settings = settings
         return _launch(x, key, first, *settings)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of ``x``."""
-        return _launch(dy, *ctx.saved_tensors, *ctx.settings), *(None,) * (2 + len(ctx.settings))
+        dx = KeyedDropoutFunction.apply(dy, *ctx.saved_tensors, *ctx.settings)  # type: ignore[no-untyped-call]
+        return dx, *(None,) * (2 + len(ctx.settings))
 
 
 def _launch(
@@ -71,9 +74,10 @@ def _launch(
     x = x.contiguous()
     y = torch.empty_like(x)
     per_sample = x.numel() // x.shape[0]
-    dropout_kernel[(triton.cdiv(x.numel(), BLOCK),)](
-        *(x, y, key, first, layer, threshold, scale),
-        *(x.numel(), per_sample, per_sample // features),
-        B=BLOCK,
-    )
+    with on_device(x.device):
+        dropout_kernel[(triton.cdiv(x.numel(), BLOCK),)](
+            *(x, y, key, first, layer, threshold, scale),
+            *(x.numel(), per_sample, per_sample // features),
+            B=BLOCK,
+        )
     return y

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ghostbatch.ops.autograd import ghost_norm, update_running_op
-from ghostbatch.ops.backends.base import NormCall
+from ghostbatch.ops.backends.base import NormCall, inside_torch_func
 from ghostbatch.ops.reference import (
     ACTIVATIONS,
     Activation,
@@ -91,7 +91,7 @@ def _train(
     call: NormCall, stats: RunningStats | None, group: Group, twice: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return ``activation(norm(x) + residual)`` twice; update the running statistics."""
-    if _inside_torch_func():
+    if inside_torch_func():
         y = _reference(call, stats)
         return y, y
     if call.residual is not None and call.residual.dtype != call.x.dtype:
@@ -135,7 +135,7 @@ def _update_compiled(stats: RunningStats, moments: Tensor, group: Group) -> None
 
 def _contribute_no_ghosts(y: Tensor, stats: RunningStats, group: Group) -> Tensor:
     """Return the empty y; take part in the exchange with other ranks, which may have samples."""
-    if _inside_torch_func() or ranks_in(group) == 1:
+    if inside_torch_func() or ranks_in(group) == 1:
         return y
     dtype = torch.promote_types(y.dtype, torch.float32)
     moments = torch.zeros(2, 0, stats.mean.numel(), dtype=dtype, device=y.device)
@@ -158,13 +158,6 @@ def _reference(call: NormCall, stats: RunningStats | None) -> Tensor:
             "running": stats.policy,
         }
     return ghost_batch_norm_reference(**call._asdict(), **options)
-
-
-def _inside_torch_func() -> bool:
-    """Return whether a torch.func transform (grad, vmap, jvp, ...) is active."""
-    return not torch.compiler.is_compiling() and (
-        torch._C._functorch.peek_interpreter_stack() is not None
-    )
 
 
 def _add_and_activate(y: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:

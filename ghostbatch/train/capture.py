@@ -1,4 +1,4 @@
-"""Updates as one CUDA graph: the host launches one thing per update instead of a thousand."""
+"""Runs each update as one CUDA graph, which the host launches at once."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ghostbatch.data import Feed, MicroBatch, TensorFeed
+from ghostbatch.errors import InputError
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import BatchSplit
 from ghostbatch.train.state import State
@@ -21,10 +22,12 @@ class CapturedUpdate(Update):
     Everything that differs from update to update lies in tensors that `prepare` writes to: the
     draws of the batch, noise, dropout's key, and the learning rates. Weight decay and momentum are
     constants of the graph, so a regime that changes them has a graph for each phase.
+
+    So is everything that a network decides on the host in its forward. A network that draws random
+    numbers there stays eager; what else it may decide (a counter, Python's random) is not noticed.
     """
 
     engine = "cuda graph"
-
     feed: TensorFeed
 
     def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
@@ -34,7 +37,8 @@ class CapturedUpdate(Update):
         self._graph: torch.cuda.CUDAGraph | None = None
         self._constants: list[Any] = []
         self._eager_updates = 0
-        self._draws_by_itself = False
+        self._stays_eager = False
+        self._seeded = torch.get_rng_state()
 
     def prepare(self, stop: bool = False) -> None:
         """Set the tensors that differ from update to update."""
@@ -44,47 +48,58 @@ class CapturedUpdate(Update):
         super().seed_draws(self.positions[0].start)
 
     def batches(self) -> Iterator[MicroBatch]:
-        """Yield the micro-batches that ``_draws`` says."""
+        """Yield the micro-batches that `_draws` describes."""
         return self.feed.make(self._draws, self.positions)
 
     def seed_draws(self, first: int) -> None:
         """Seed what a network draws by itself; a graph is seeded once, by `prepare`."""
         if not torch.cuda.is_current_stream_capturing():
             super().seed_draws(first)
+            self._seeded = torch.get_rng_state()
 
     def compute(self) -> None:
         """Replay the graph; first run some updates eagerly and capture one."""
-        if self._eager_updates < WARM_UP or self._cannot_capture():
+        if self._eager_updates < WARM_UP or self._stays_eager:
             self._eager_updates += 1
             self._compute_on_stream()
             return
-        constants = [(g["weight_decay"], g["momentum"]) for g in self._groups]
+        groups = self.state.optimizer.param_groups
+        constants = [(group["weight_decay"], group["momentum"]) for group in groups]
         if self._graph is None or constants != self._constants:
-            self._graph, self._constants = torch.cuda.CUDAGraph(), constants
-            # Other threads of this process may use the GPU meanwhile.
-            with torch.cuda.graph(
-                self._graph, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                super().compute()
+            self._graph, self._constants = self._capture(), constants
         self._graph.replay()
 
-    @property
-    def _groups(self) -> list[dict[str, Any]]:
-        return self.state.optimizer.param_groups
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Return the graph of an update; refuse a network that cannot be captured."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads of this process may use the GPU meanwhile.
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                super().compute()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).split("\n")[0]
+            problem = f"{self.recipe.model} cannot be captured in a CUDA graph ({reason})"
+            raise InputError("capture", problem, "turn it off: slower, the same numbers") from error
+        return graph
 
     def _compute_on_stream(self) -> None:
-        """Compute eagerly on the stream of the capture, where autograd must meet the weights."""
-        here: Any = torch.cuda.current_stream(self.state.device)
+        """Compute eagerly on the stream of the capture; note whether the network draws by itself.
+
+        Autograd remembers the stream of each weight's first use, so both must share a stream.
+        """
+        device = self.state.device
+        here: Any = torch.cuda.current_stream(device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
             super().compute()
         here.wait_stream(self._stream)
-        generator = torch.cuda.default_generators[self.state.device.index or 0]
-        self._draws_by_itself = generator.get_offset() > 0
-
-    def _cannot_capture(self) -> bool:
-        """Return whether micro-batches need a seed each, which one graph cannot have."""
-        return self._draws_by_itself and len(self.positions) > 1
+        index = torch.cuda.current_device() if device.index is None else device.index
+        draws = torch.cuda.default_generators[index].get_offset() > 0
+        # One graph has one seed, and nothing of what the host draws.
+        several = draws and len(self.positions) > 1
+        self._stays_eager = several or not torch.equal(torch.get_rng_state(), self._seeded)
 
     def close(self) -> None:
         """Free the graph and its memory."""
@@ -92,7 +107,11 @@ class CapturedUpdate(Update):
         super().close()
 
 
-def choose_update(state: State, feed: Feed, ranks: Ranks) -> type[Update]:
-    """Return the fastest kind of update for a run: a CUDA graph on one GPU with the data on it."""
-    captured = state.device.type == "cuda" and ranks.world == 1 and isinstance(feed, TensorFeed)
-    return CapturedUpdate if captured else Update
+def choose_update(state: State, feed: Feed, ranks: Ranks, capture: bool = True) -> type[Update]:
+    """Return the kind of update of a run: a CUDA graph on one GPU with the data on it, if wanted.
+
+    fp64 has no graph, see `State`.
+    """
+    on_one_gpu = state.device.type == "cuda" and ranks.world == 1 and isinstance(feed, TensorFeed)
+    fits = on_one_gpu and state.plan.recipe.precision != "fp64"
+    return CapturedUpdate if capture and fits else Update

@@ -34,7 +34,8 @@ def find_nonfinite(
             for part, tensor in layer.named_parameters(recurse=False):
                 if not bool(tensor.isfinite().all()):
                     found.append(NonFinite(False, calls, f"{part} of layer {name}"))
-            if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+            outputs = output if isinstance(output, tuple) else (output,)
+            if not all(bool(o.isfinite().all()) for o in outputs if isinstance(o, Tensor)):
                 what = f"layer {name} ({type(layer).__name__})" if name else "network"
                 found.append(NonFinite(False, calls, f"output of {what}"))
 

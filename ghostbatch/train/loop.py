@@ -57,6 +57,7 @@ def train(
     workers: int = 2,
     on_bad_image: OnBadImage = "fatal",
     bad_image_limit: float = BAD_IMAGE_LIMIT,
+    capture: bool = True,
     deterministic: bool = False,
     on_record: OnRecord | None = None,
     timeout: float = TIMEOUT,
@@ -81,6 +82,8 @@ def train(
         workers: processes that decode the images of a folder.
         on_bad_image: "fatal" ends the run at an unreadable image; "skip" warns and takes another.
         bad_image_limit: largest fraction of the images, of each part, that may be skipped.
+        capture: on one GPU, run updates as CUDA graphs; turn it off for networks that decide on
+            the host what their forward does.
         deterministic: on a GPU, use only algorithms that repeat their bits; slower.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
         timeout: seconds that ranks wait for each other before the run ends; inside a process group
@@ -120,7 +123,8 @@ def train(
         )
         with _open_folder(plan, out, ranks) as folder:
             return _continue(
-                state, data, split, ranks, folder, make_feed, make_journal, threads, evaluations
+                *(state, data, split, ranks, folder, make_feed, make_journal),
+                *(threads, evaluations, capture),
             )
 
 
@@ -134,6 +138,7 @@ def _continue(
     make_journal: Callable[..., Journal],
     threads: int | None,
     evaluations: int,
+    capture: bool,
 ) -> Summary:
     """Restore the state that the folder holds, if any, and run to the end; return the summary."""
     if (ended := ranks.on_rank_zero(folder.summary)) is not None:
@@ -156,7 +161,7 @@ def _continue(
             skipped=state.skipped,
         )
     count = threads or torch.get_num_threads()
-    kind = choose_update(state, feed, ranks)
+    kind = choose_update(state, feed, ranks, capture)
     how: dict[str, int | str] = {"micro": split.micro, "evaluations": evaluations}
     how["engine"] = kind.engine
     problem = f"{split.shard} samples at a time do not fit into this device's memory"

@@ -1,6 +1,5 @@
 """The state of a run: everything that a checkpoint holds."""
 
-import warnings
 from typing import Any
 
 import torch
@@ -11,16 +10,20 @@ from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
 from ghostbatch.draws import key
 from ghostbatch.errors import InputError
 from ghostbatch.nn import (
+    MODELS,
     BatchPosition,
+    convert_layers,
     convertible,
     find_model,
     fold_convolutions,
+    join_gradients,
     key_dropout,
     to_ghost,
     unconvertible,
 )
-from ghostbatch.nn.parts import join_gradients
+from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.ops import backend_name
+from ghostbatch.ops.running.groups import ranks_in
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.monitor import Monitor
@@ -71,8 +74,11 @@ class State:
         )
 
     def _put_rates_on_device(self) -> None:
-        """On a GPU, keep the learning rates in tensors there, which a CUDA graph reads."""
-        if self.device.type == "cuda":
+        """On a GPU, keep the learning rates in tensors there, which a CUDA graph reads.
+
+        The optimizer's kernels read them as fp32, so fp64 runs keep numbers, and have no graph.
+        """
+        if self.device.type == "cuda" and self.plan.recipe.precision != "fp64":
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
 
@@ -108,6 +114,10 @@ class State:
             getattr(self, name).load_state_dict(state[name])
         for group, own in zip(self.optimizer.param_groups, kernels, strict=True):
             group.update(own)
+        for weight, kept in self.optimizer.state.items():  # laid out as another device's weights
+            for name, value in kept.items():
+                if isinstance(value, Tensor) and value.shape == weight.shape:
+                    kept[name] = torch.empty_like(weight).copy_(value)
         self._put_rates_on_device()
         self.monitor.load_state_dict(state)
         self.skipped.load_state_dict(state.get("skipped", {}))  # earlier versions have none
@@ -167,17 +177,28 @@ def check_same_network(name: str, model: nn.Module, saved: dict[str, Tensor]) ->
         raise InputError("model", f"{name} {changes[0]}", remedy)
 
 
+ONE_GHOST = 2**31
+"""A ghost size that no batch reaches, so that each batch is one ghost."""
+
+
 def use_gpu_layers(model: nn.Module, recipe: Recipe, one_rank: bool) -> None:
     """Change a model on a GPU, in place, to faster layers that compute the same function.
 
-    Plain batch norm on one rank becomes ghost norm with one ghost: its kernels are faster.
+    Plain batch norm on one rank becomes ghost norm with one ghost: its kernels are faster. Our own
+    networks are also folded, and add gradients inside their norms.
     """
-    if recipe.ghost is None and recipe.precision != "fp64" and one_rank:
-        with warnings.catch_warnings(action="ignore"):  # other kinds of norm stay as they are
-            to_ghost(model, recipe.batch)
-    if recipe.precision == "bf16":
-        fold_convolutions(model)
-    join_gradients(model)
+    if one_rank and _is_one_ghost(recipe):
+        plain = (norm for norm in convertible(model) if not isinstance(norm, GhostBatchNorm))
+        convert_layers(plain, ONE_GHOST)
+    if recipe.model in MODELS:
+        if recipe.precision == "bf16":
+            fold_convolutions(model)
+        join_gradients(model)
+
+
+def _is_one_ghost(recipe: Recipe) -> bool:
+    """Return whether plain batch norm on a GPU is computed as one ghost; no kernel has fp64."""
+    return recipe.ghost is None and recipe.precision != "fp64"
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:
@@ -187,7 +208,8 @@ def parameter_dtype(recipe: Recipe) -> torch.dtype:
 
 def norm_backend(recipe: Recipe, device: torch.device) -> str:
     """Return which code normalises in training: "c", "triton" or "tensor", or else "pytorch"."""
-    if recipe.ghost is None:
+    on_one_gpu = device.type == "cuda" and ranks_in(None) == 1
+    if recipe.ghost is None and not (on_one_gpu and _is_one_ghost(recipe)):
         return "pytorch"
     dtype = torch.bfloat16 if recipe.precision == "bf16" else parameter_dtype(recipe)
     return backend_name(device, dtype)

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ghostbatch.data import Feed, MicroBatch, to_device
 from ghostbatch.draws import generator, key
-from ghostbatch.nn import call_with_cast_weights
+from ghostbatch.nn import MODELS, call_with_cast_weights
 from ghostbatch.optim import noise_weights
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import BatchSplit
@@ -40,6 +40,9 @@ class Update:
         self.autocast = autocast(self.recipe, state.device)
         # DDP's context in which gradients stay on their rank; without DDP there is nothing to do.
         self._no_sync: Any = getattr(self.parallel, "no_sync", nullcontext)
+        # Other networks may need autocast's own, later casts.
+        own = self.recipe.model in MODELS
+        self._casts_together = own and self.recipe.precision == "bf16" and ranks.world == 1
         self._stop = torch.zeros(1, dtype=torch.float64, device=state.device)
         self._noise: Tensor | None = None
         if self.recipe.noise:
@@ -111,7 +114,7 @@ class Update:
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the network's outputs."""
-        if self.recipe.precision == "bf16" and self.ranks.world == 1:
+        if self._casts_together:
             return call_with_cast_weights(self.state.model, images, torch.bfloat16)
         return self.parallel(images)  # type: ignore[no-any-return]
 

@@ -244,3 +244,21 @@ def test_the_kernel_drops_and_scales_as_tensor_code_does(
     # The interpreter rounds bf16 to within one unit in the last place.
     rtol = 2**-7 if dtype == torch.bfloat16 else 0
     torch.testing.assert_close(*outcomes, rtol=rtol, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kernels", ["interpret", "0"])
+def test_backward_uses_the_masks_of_its_forward_also_twice(position, kernels, monkeypatch):
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU the kernels are not interpreted")
+    monkeypatch.setenv("GHOSTBATCH_KERNELS", kernels)
+    layer = keyed(nn.Dropout(0.5), position)
+    x = torch.randn(4, 50, requires_grad=True)
+    y = layer(x)
+    mask = (y != 0) * 2.0
+    at(position, update=9)
+    layer(x)
+    (dx,) = torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)
+    torch.testing.assert_close(dx, 3 * y.detach() ** 2 * mask)
+    (ddx,) = torch.autograd.grad(dx.sum() + x.pow(2).sum(), x)
+    torch.testing.assert_close(ddx, 6 * y.detach() * mask**2 + 2 * x.detach())

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from ghostbatch.errors import InputError
 from ghostbatch.nn import call_with_cast_weights, fold_convolutions, unfold_convolutions
 from ghostbatch.nn.fold import (
     FOLDS,
@@ -62,12 +63,17 @@ def test_results_and_gradients_equal_those_of_the_plain_convolution(shape, fold,
     assert_close(fast, slow, rtol=1e-12, atol=1e-12, check_stride=False)
 
 
-def test_channels_last_inputs_are_folded_without_a_copy():
+def test_channels_last_inputs_are_folded_without_a_copy(monkeypatch):
     x = draw(2, 16, 4, 8).contiguous(memory_format=torch.channels_last)
     (placed,) = fold_weights(draw(1, 16, 16, 3, 3), 1, Fold(4))
     assert placed.is_contiguous(memory_format=torch.channels_last)
-    grouped = x.permute(0, 2, 3, 1).reshape(2, 4, 2, 64)
-    assert grouped.data_ptr() == x.data_ptr()
+    seen = []
+    convolve = F.conv2d
+    monkeypatch.setattr(F, "conv2d", lambda x, *a: seen.append(x) or convolve(x, *a))
+    y = folded_conv2d(x, placed, None, 1, Fold(4), 16)
+    assert seen[0].shape == (2, 64, 4, 2)
+    assert seen[0].data_ptr() == x.data_ptr()
+    assert y.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_folded_network_computes_the_same_and_keeps_its_parameters():
@@ -91,9 +97,8 @@ def test_unfolding_gives_the_plain_layers_back():
     twin = copy.deepcopy(model)
     unfold_convolutions(fold_convolutions(model))
     assert [type(layer) for layer in model] == [nn.Conv2d, nn.Conv2d]
-    assert model.__dict__.keys() == twin.__dict__.keys()
-    assert not model._forward_pre_hooks
-    assert not model._forward_hooks
+    for layer, right in zip(model, twin, strict=True):
+        assert vars(layer).keys() == vars(right).keys()
 
 
 def test_an_odd_width_and_a_layer_called_alone_are_convolved_too():
@@ -163,3 +168,40 @@ def test_a_first_layer_over_patches_computes_the_same(kernel, bias):
     needed = x.clone().requires_grad_()
     assert_close(model(needed), twin(needed))
     assert type(unfold_convolutions(model)[0]) is nn.Conv2d
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("fan_out", [16, 64])
+def test_a_folded_first_layer_refuses_other_channels_as_the_plain_one_does(channels, fan_out):
+    model = nn.Sequential(nn.Conv2d(3, fan_out, 3, padding=1))
+    x = torch.zeros(2, channels, 8, 8)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="channels"):
+            model(x)
+        fold_convolutions(model)
+    assert type(model[0]) is not nn.Conv2d
+
+
+def test_an_empty_batch_is_folded_too():
+    model = fold_convolutions(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1)))
+    assert model(torch.zeros(0, 16, 8, 8)).shape == (0, 16, 8, 8)
+
+
+def test_a_network_that_was_first_run_in_inference_mode_can_be_trained():
+    model = fold_convolutions(nn.Sequential(nn.Conv2d(16, 32, 1, stride=2)))
+    with torch.inference_mode():
+        model(torch.ones(1, 16, 8, 8))
+    model(torch.ones(1, 16, 8, 8)).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def test_groups_that_are_too_narrow_for_a_kernel_are_refused():
+    folds = {Shape(3, 8, 5, 1): Fold(1)}
+    with pytest.raises(InputError, match=r"^folds: a group of 1 pixels is too narrow"):
+        fold_convolutions(nn.Conv2d(3, 8, 5, padding=2), folds)
+
+
+def test_a_layer_with_a_forward_of_its_own_is_not_folded():
+    layer = nn.Conv2d(16, 16, 3, padding=1)
+    layer.forward = layer.forward
+    assert type(fold_convolutions(layer)) is nn.Conv2d

@@ -10,6 +10,7 @@ import ghostbatch as gb
 from ghostbatch.nn.networks import _residual
 from ghostbatch.nn.parts import join_gradients
 from ghostbatch.ops.backends import select
+from ghostbatch.train.divergence import find_nonfinite
 
 
 @pytest.mark.parametrize("kernels", ["interpret", "0", "1"])
@@ -65,3 +66,28 @@ def test_one_of_two_results_may_be_left_unused():
     (one,) = torch.autograd.grad(first.pow(3).sum(), x, retain_graph=True)
     (two,) = torch.autograd.grad(second.pow(3).sum(), x)
     assert_close(one, two)
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_writing_to_one_of_two_results_is_noticed(changed):
+    x = torch.randn(8, 3, requires_grad=True)
+    pair = gb.ghost_batch_norm(x, ghost=4, twice=True)
+    loss = pair[1 - changed].square().sum()
+    pair[changed].mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_joined_network_names_the_layer_where_it_diverged():
+    model = gb.to_ghost(_residual(5, 3, depth=2, widths=(16, 32)), 4)
+    join_gradients(model)
+    torch.nn.init.constant_(model.stage1[0].second.norm.weight, torch.inf)
+    found = find_nonfinite(model, [torch.randn(8, 3, 6, 6)], torch.autocast("cpu", enabled=False))
+    assert found.what == "weight of layer stage1.0.second.norm"
+    torch.nn.init.ones_(model.stage1[0].second.norm.weight)
+    model.stage1[0].second.norm.eps = 1e-5
+    model.stage1[0].second.norm.register_forward_hook(
+        lambda _layer, _input, output: tuple(each * torch.inf for each in output)
+    )
+    found = find_nonfinite(model, [torch.randn(8, 3, 6, 6)], torch.autocast("cpu", enabled=False))
+    assert found.what.startswith("output of layer stage1.0.second")

@@ -112,3 +112,26 @@ def test_a_network_pools_by_the_kernels_and_computes_what_it_did(monkeypatch):
     assert len(pooled) == 2
     monkeypatch.setenv("GHOSTBATCH_KERNELS", "0")
     assert_close(y, model(x))
+
+
+@pytest.mark.parametrize("kernel", [2, 3])
+def test_second_derivatives_equal_pytorchs(kernel):
+    x, other = draw(2, 8, 7, 7).float(), draw(2, 8, 7, 7, seed=4)
+    outcomes = []
+    for function in (lambda x: max_pool2d(x, kernel), lambda x: F.max_pool2d(x, kernel, 2)):
+        leaf = x.clone().requires_grad_()
+        (dx,) = torch.autograd.grad(function(leaf).pow(3).sum(), leaf, create_graph=True)
+        outcomes.append(torch.autograd.grad((dx * other).sum() + leaf.pow(2).sum(), leaf))
+    assert_close(*outcomes)
+
+
+@pytest.mark.parametrize("network", ["c1", "resnet44"])
+def test_torch_func_sees_plain_pooling(network):
+    model = MODELS[network](image_size=8).eval().to(memory_format=torch.channels_last)
+    x = draw(2, 3, 8, 8)
+    each = torch.vmap(lambda image: model(image[None])[0])(x)
+    assert_close(each, model(x), rtol=1e-4, atol=1e-4)
+    gradient = torch.func.grad(lambda x: model(x).sum())(x)
+    leaf = x.clone().requires_grad_()
+    model(leaf).sum().backward()
+    assert_close(gradient, leaf.grad, rtol=1e-4, atol=1e-4)

@@ -71,3 +71,63 @@ def drawing(num_classes=10, *, in_channels=1, image_size=28):
     """Return the first network above with a layer that draws numbers by itself."""
     network = narrow(num_classes, in_channels=in_channels, image_size=image_size)
     return network.insert(4, Noisy())
+
+
+class NoisyOnTheHost(nn.Module):
+    """Draws a number on the CPU in training."""
+
+    def forward(self, x):
+        return x * float(torch.rand(())) if self.training else x
+
+
+def drawing_on_the_host(num_classes=10, *, in_channels=1, image_size=28):
+    """Return the first network above with a layer that draws on the CPU."""
+    network = narrow(num_classes, in_channels=in_channels, image_size=image_size)
+    return network.insert(4, NoisyOnTheHost())
+
+
+class Waits(nn.Module):
+    """Reads a value of its input on the host."""
+
+    def forward(self, x):
+        return x if float(x.sum()) < 1e9 else x / 2
+
+
+def waiting(num_classes=10, *, in_channels=1, image_size=28):
+    """Return the first network above with a layer that waits for the device."""
+    network = narrow(num_classes, in_channels=in_channels, image_size=image_size)
+    return network.insert(4, Waits())
+
+
+class HeadInFp32(nn.Linear):
+    """A linear layer that autocast leaves alone."""
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.float())
+
+
+def head_in_fp32(num_classes=10, *, in_channels=1, image_size=28):
+    """Return a network whose last layer computes in fp32."""
+    pixels = in_channels * image_size**2
+    layers = nn.Flatten(), nn.Linear(pixels, 16), nn.BatchNorm1d(16), nn.ReLU()
+    return nn.Sequential(*layers, HeadInFp32(16, num_classes))
+
+
+def tied(num_classes=10, *, in_channels=1, image_size=28):
+    """Return a network of which two layers share their weight."""
+    pixels = in_channels * image_size**2
+    first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+    second.weight = first.weight
+    layers = nn.Flatten(), nn.Linear(pixels, 16), nn.BatchNorm1d(16), first, nn.ReLU(), second
+    return nn.Sequential(*layers, nn.Linear(16, num_classes))
+
+
+def half_used(num_classes=10, *, in_channels=1, image_size=28):
+    """Return a network with a layer of ones that its forward does not use."""
+    network = narrow(num_classes, in_channels=in_channels, image_size=image_size)
+    forward = network.forward
+    network.unused = nn.Linear(3, 3, bias=False)
+    nn.init.ones_(network.unused.weight)
+    network.forward = lambda x: nn.Sequential(*list(network)[:-1])(x) if forward else x
+    return network

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ghostbatch import Regime, train
+import ghostbatch as gb
+from ghostbatch import InputError, Regime, train
 from ghostbatch.data import load, open_feed
 from ghostbatch.train.capture import CapturedUpdate
 from ghostbatch.train.ranks import Ranks
@@ -55,7 +56,12 @@ VARIANTS = {
     "noise": {"noise": True},
     "not clipped": {"clip": None},
     "bf16": {"precision": "bf16"},
-    "fp64": {"precision": "fp64"},
+    "widths that do not fold": {
+        "model": "resnet44",
+        "precision": "bf16",
+        "data": "synthetic:3x30x30:256",
+        "regime": Regime(lr=0.05, epochs=4),
+    },
     "rates and weight decay that change": {"regime": DROPS},
     "convolutions, dropout, pooling": {"model": "c1", "precision": "bf16", "augment": True},
     "folded convolutions": {"model": "resnet44", "precision": "bf16"},
@@ -85,6 +91,19 @@ def test_a_network_that_draws_by_itself_in_micro_batches_runs_eagerly(tiny):
     assert all(torch.equal(eager[name], ours[name]) for name in eager)
 
 
+def test_a_network_that_draws_on_the_host_runs_eagerly(tiny):
+    recipe = replace(tiny, model="python:small_networks:drawing_on_the_host")
+    eager, ours = run(Update, recipe), run(CapturedUpdate, recipe, is_eager=True)
+    assert all(torch.equal(eager[name], ours[name]) for name in eager)
+
+
+def test_a_network_that_cannot_be_captured_is_refused_with_the_remedy(tiny):
+    recipe = replace(tiny, model="python:small_networks:waiting")
+    with pytest.raises(InputError, match=r"^capture: .*cannot be captured"):
+        train(recipe, device="cuda")
+    assert train(recipe, device="cuda", capture=False).status == "finished"
+
+
 def test_a_run_that_was_interrupted_has_the_bits_of_one_that_was_not(tiny, tmp_path, outcome):
     def interrupt(record):
         if record.update >= 9:
@@ -105,13 +124,17 @@ def test_a_run_that_was_interrupted_has_the_bits_of_one_that_was_not(tiny, tmp_p
     assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
 
 
-def test_a_diverging_run_is_noticed_and_its_weights_are_finite(tiny, tmp_path):
+def test_a_diverging_run_is_noticed_and_no_bad_weights_are_saved(tiny, tmp_path):
     regime = Regime(lr=1e4, epochs=2)
     summary = train(
         replace(tiny, regime=regime, clip=None, ghost=None), out=tmp_path, device="cuda"
     )
     assert summary.status == "diverged"
     assert "update" in summary.reason
+    weights = (
+        gb.load_run(tmp_path).state_dict().values() if (tmp_path / "checkpoint.pt").exists() else ()
+    )
+    assert all(bool(w.isfinite().all()) for w in weights)
 
 
 @pytest.mark.parametrize("network", ["resnet44", "wresnet16-4", "vgg", "c1"])

@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import ClassVar, NamedTuple
 
@@ -22,19 +23,35 @@ TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def has_triton(x: Tensor) -> bool:
-    """Return whether Triton kernels may read this tensor: on an NVIDIA GPU, or interpreted.
-
-    Compilers see PyTorch's own operations instead, for which they have kernels of their own.
-    """
+    """Return whether Triton kernels may read this tensor: on an NVIDIA GPU, or interpreted."""
     mode = os.environ.get(SWITCH)
     on_gpu = x.is_cuda and torch.version.hip is None and mode != "0"
     return (
         (on_gpu or mode == "interpret")
         and x.dtype in TRITON_DTYPES
         and type(x) is Tensor
-        and not torch.compiler.is_compiling()
+        and not is_traced()
         and find_spec("triton") is not None
     )
+
+
+def is_traced() -> bool:
+    """Return whether a compiler, a tracer or torch.func needs to see PyTorch's own operations."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    return inside_torch_func()
+
+
+def inside_torch_func() -> bool:
+    """Return whether a torch.func transform (grad, vmap, jvp, ...) is active."""
+    return not torch.compiler.is_compiling() and (
+        torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make ``device`` the current one, on which Triton launches."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class NormCall(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ghostbatch.ops.backends.base import has_triton
+from ghostbatch.ops.backends.base import has_triton, is_traced
 
 
 def max_pool2d(x: Tensor, kernel: int) -> Tensor:
@@ -24,19 +24,19 @@ def max_pool2d(x: Tensor, kernel: int) -> Tensor:
 
 def mean_pool2d(x: Tensor) -> Tensor:
     """Return the mean over all pixels, (N, C, 1, 1), with a gradient laid out as ``x``."""
-    if torch.compiler.is_compiling() or not x.is_contiguous(memory_format=torch.channels_last):
+    if is_traced() or not x.is_contiguous(memory_format=torch.channels_last):
         return F.adaptive_avg_pool2d(x, 1)
     return MeanPool.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _kernels_apply(x: Tensor, kernel: int) -> bool:
     return (
-        kernel in (2, 3)
+        has_triton(x)
+        and kernel in (2, 3)
         and x.dim() == 4
         and min(x.shape[2:]) >= kernel
         and x.numel() > 0
         and x.is_contiguous(memory_format=torch.channels_last)
-        and has_triton(x)
     )
 
 

@@ -16,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ghostbatch.ops.backends.base import on_device
 from ghostbatch.ops.pool.kernels import max_pool_backward_kernel, max_pool_forward_kernel
 
 
@@ -73,11 +74,12 @@ def forward(
     groups = triton.cdiv(N * OH * OW, pack)
     index = torch.empty((groups, C) if save else (0, C), dtype=torch.uint8, device=x.device)
     BG, BC = settings.tile(x)
-    max_pool_forward_kernel[(triton.cdiv(groups, BG * settings.rounds), triton.cdiv(C, BC))](
-        x, y, index, N * OH * OW,
-        H=H, W=W, CHANNELS=C, K=kernel, PACK=pack, SAVE=save,
-        ROUNDS=settings.rounds, BG=BG, BC=BC, num_warps=settings.warps,
-    )  # fmt: skip
+    with on_device(x.device):
+        max_pool_forward_kernel[(triton.cdiv(groups, BG * settings.rounds), triton.cdiv(C, BC))](
+            x, y, index, N * OH * OW,
+            H=H, W=W, CHANNELS=C, K=kernel, PACK=pack, SAVE=save,
+            ROUNDS=settings.rounds, BG=BG, BC=BC, num_warps=settings.warps,
+        )  # fmt: skip
     return y, index
 
 
@@ -97,11 +99,12 @@ def backward(
     dx = _empty(dy, N, C, H, W)
     quads = N * ((H + 1) // 2) * ((W + 1) // 2)
     BQ, BC = settings.tile(dy)
-    max_pool_backward_kernel[(triton.cdiv(quads, BQ * settings.rounds), triton.cdiv(C, BC))](
-        dy, index, dx, quads,
-        H=H, W=W, CHANNELS=C, K=kernel, PACK=pack,
-        ROUNDS=settings.rounds, BQ=BQ, BC=BC, num_warps=settings.warps,
-    )  # fmt: skip
+    with on_device(dy.device):
+        max_pool_backward_kernel[(triton.cdiv(quads, BQ * settings.rounds), triton.cdiv(C, BC))](
+            dy, index, dx, quads,
+            H=H, W=W, CHANNELS=C, K=kernel, PACK=pack,
+            ROUNDS=settings.rounds, BQ=BQ, BC=BC, num_warps=settings.warps,
+        )  # fmt: skip
     return dx
 
 
@@ -120,6 +123,31 @@ class MaxPool(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         """Gather the gradient; windows that overlap are summed in fp32."""
         (index,) = ctx.saved_tensors
+        dx = MaxPoolGradient.apply(dy, index, ctx.size, ctx.kernel)  # type: ignore[no-untyped-call]
+        return dx, None
+
+
+class MaxPoolGradient(torch.autograd.Function):
+    """The gradient of max pooling as a function of dy, which double backward differentiates."""
+
+    @staticmethod
+    def forward(ctx: Any, dy: Tensor, index: Tensor, size: tuple[int, int], kernel: int) -> Tensor:
+        """Return the gradient of the input, given that of the output and the saved index."""
+        ctx.save_for_backward(index)
+        ctx.size, ctx.kernel, ctx.shape = size, kernel, dy.shape
         dy = dy.contiguous(memory_format=torch.channels_last)
-        pack = packing(ctx.kernel, tuning(ctx.kernel, dy.shape[1]))
-        return backward(dy, index, ctx.size, ctx.kernel, pack=pack), None
+        pack = packing(kernel, tuning(kernel, dy.shape[1]))
+        return backward(dy, index, size, kernel, pack=pack)
+
+    @staticmethod
+    def backward(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the values of ``ddx`` at the maxima of the windows."""
+        (index,), (N, C, OH, OW), kernel = ctx.saved_tensors, ctx.shape, ctx.kernel
+        pack = packing(kernel, tuning(kernel, C))
+        shifts = torch.arange(pack, device=index.device)[:, None] * (8 // pack)
+        which = (index[:, None].int() >> shifts) & ((1 << 8 // pack) - 1)
+        which = which.flatten(0, 1)[: N * OH * OW].view(N, OH, OW, C).permute(0, 3, 1, 2)
+        row = 2 * torch.arange(OH, device=index.device)[:, None] + which // kernel
+        column = 2 * torch.arange(OW, device=index.device) + which % kernel
+        at = (row * ctx.size[1] + column).flatten(2)
+        return ddx.flatten(2).gather(2, at).view(ctx.shape), None, None, None

@@ -2,7 +2,6 @@
 
 import math
 import os
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -11,13 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghostbatch.ops.backends.base import SWITCH, Backend, Backward, NormCall
+from ghostbatch.ops.backends.base import (
+    SWITCH,
+    TRITON_DTYPES,
+    Backend,
+    Backward,
+    NormCall,
+    on_device,
+)
 from ghostbatch.ops.backends.layouts import in_rows, is_readable
 from ghostbatch.ops.backends.triton.counters import counters, make_store
 from ghostbatch.ops.backends.triton.tiling import TilePlan, make_plan, parts, power_of_two, tuning
 from ghostbatch.ops.running.stats import RunningStats
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class TritonBackend(Backend):
@@ -31,8 +35,9 @@ class TritonBackend(Backend):
         """Return whether this is an NVIDIA GPU or the interpreter, and a supported dtype."""
         if device.type == "cuda":
             # A GPU with HIP has other caches and wavefronts of 64: nobody has measured there.
-            return dtype in DTYPES and torch.version.hip is None
-        return device.type == "cpu" and os.environ.get(SWITCH) == "interpret" and dtype in DTYPES
+            return dtype in TRITON_DTYPES and torch.version.hip is None
+        interpreted = device.type == "cpu" and os.environ.get(SWITCH) == "interpret"
+        return interpreted and dtype in TRITON_DTYPES
 
     def supports(self, call: NormCall) -> bool:
         """Return whether the tensors can be read as memory, and offsets fit in 32 bits."""
@@ -103,7 +108,7 @@ class TritonBackend(Backend):
 
         _, ghosts, channels = moments.shape
         block = min(power_of_two(channels), 32)
-        with _on(moments.device):
+        with on_device(moments.device):
             running_kernel[(parts(channels, block),)](
                 **_running_arguments(running, moments),
                 moments_ptr=moments,
@@ -175,15 +180,10 @@ def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:
 def _launch(kernel: Any, plan: TilePlan, **arguments: Any) -> None:
     """Launch a kernel with these arguments, those of the plan, scratch space and counters."""
     device = arguments["x_ptr"].device
-    with _on(device):
+    with on_device(device):
         kernel[(plan.grid,)](
             partial_sums_ptr=torch.empty(plan.partial_sums, dtype=torch.float32, device=device),
             counters_ptr=counters(device, plan.counters),
             **arguments,
             **plan.arguments,
         )
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Make ``device`` the current one, on which Triton launches."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
