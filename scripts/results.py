@@ -52,7 +52,8 @@ figures.
 NOTES = """
 The large-batch columns are run twice: as the paper prints them, and with a warm-up of 5 epochs.
 Without a warm-up the first updates at the scaled rate do damage that takes many epochs to repair.
-Test accuracy of +GBN, seed 0, in percent after {epochs} epochs: {without}; with the warm-up: {with_it}.
+Test accuracy of +GBN, seed 0, in percent after {epochs} epochs:
+{without}; with the warm-up: {with_it}.
 
 Not run yet: the other seeds of the large-batch columns, +RA, and the other rows of the paper's
 tables.

@@ -1,5 +1,6 @@
 """Updates of networks from elsewhere in bf16, and states that move between memory layouts."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -71,5 +72,5 @@ def test_plain_norm_on_a_gpu_is_one_ghost_however_many_samples_it_sees(tiny):
     ],
 )
 def test_run_json_names_the_backend_that_a_gpu_uses(tiny, changes, name, monkeypatch):
-    monkeypatch.setattr("ghostbatch.train.state.backend_name", lambda *_: "triton")
+    monkeypatch.setattr(sys.modules[State.__module__], "backend_name", lambda *_: "triton")
     assert norm_backend(replace(tiny, **changes), torch.device("cuda")) == name
