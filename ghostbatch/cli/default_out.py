@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ghostbatch.recipe import Recipe
-from ghostbatch.recipes import RECIPES, find_recipe
 
 RUNS = Path("runs")
 LONGEST = 60
@@ -36,16 +35,13 @@ def folder_of_repeat(original: Path, written: Recipe, recipe: Recipe) -> Path:
         recipe: the recipe after the changes by flags, if any.
 
     """
-    name = f"{recipe.model}-{recipe.data}"
-    if name in RECIPES:
-        folder = folder_of(name, find_recipe(name), recipe)
-    else:  # whatever recipe it was made of, its name was not written down
-        folder = RUNS / _hashed([recipe.model, recipe.data], recipe.as_dict())
+    original = original.resolve()
+    name = original.name
+    if original.parent != RUNS.resolve():  # a run elsewhere may have the same name
+        name += f"-{sha256(str(original).encode()).hexdigest()[:6]}"
     if recipe == written:
-        folder = folder.with_name(f"{folder.name}-again")
-    while folder.resolve() == original.resolve():
-        folder = folder.with_name(f"{folder.name}-again")
-    return folder
+        return RUNS / _join([name, "again"], {"repeats": str(original)})
+    return folder_of(name, written, recipe)
 
 
 def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ghostbatch.report.terminal import (
 )
 from ghostbatch.study import STUDIES, Failure, Study, Where, find_study, measure, run_study
 from ghostbatch.study.local import LocalExecutor
+from ghostbatch.study.runner import read_ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def command(argv: Sequence[str]) -> None:
         progress = StudyProgress(cells, bars)
 
         def start(lock: int) -> LocalExecutor:
-            ended = sum((cell.folder(out) / "summary.json").exists() for cell in cells)
+            ended = sum(read_ended(cell.folder(out)) is not None for cell in cells)
             progress.start(options.jobs, len(cells) - ended)
             return LocalExecutor(lock)
 

@@ -79,6 +79,9 @@ def _digest_files(files: Files) -> str:
     digest = blake2b(digest_size=16)
     begin = len(os.path.commonpath(files.paths))
     for path, label in zip(files.paths, files.labels, strict=True):
-        size = Path(path).stat().st_size
+        try:
+            size = Path(path).stat().st_size
+        except OSError:  # such as a link to nothing, which the feed reports as unreadable
+            size = -1
         digest.update(f"{label} {size} ".encode() + os.fsencode(path[begin:]) + b"\0")
     return digest.hexdigest()

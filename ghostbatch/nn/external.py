@@ -79,7 +79,14 @@ def from_python(path: str) -> Builder:
     def build(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) -> nn.Module:
         ours = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
         function = _import_function(path)
-        model = function(**_accepted(function, ours))
+        accepted = _accepted(function, ours)
+        try:
+            inspect.signature(function).bind(**accepted)
+        except TypeError as error:
+            problem = f"python:{path} cannot be called with {', '.join(accepted) or 'nothing'}"
+            remedy = "give its other arguments defaults"
+            raise InputError("model", f"{problem} ({error})", remedy) from None
+        model = function(**accepted)
         if not isinstance(model, nn.Module):
             raise InputError(
                 "model",

@@ -6,6 +6,7 @@ million lines take seconds, and memory for a few thousand.
 """
 
 import re
+import warnings
 from collections.abc import Iterator
 from math import log10
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from ghostbatch.errors import InputError
 from ghostbatch.train import Record
-from ghostbatch.train.record import parse_records
+from ghostbatch.train.record import name_lines, parse_records
 
 ALL = 2000
 """Lines up to which every record is kept."""
@@ -64,16 +65,18 @@ class EvenSample:
 
 
 def read_run_records(path: Path) -> RunRecords:
-    """Return the records of a ``metrics.jsonl`` for a report; refuse one with a damaged line.
+    """Return the records of a ``metrics.jsonl`` for a report.
 
-    Of a file with more than `ALL` lines only the chosen lines are parsed and checked.
+    Of a file with more than `ALL` lines only the chosen lines are parsed and checked. Damaged lines
+    are left out, with a warning; a file without any other line is refused.
     """
     every: list[Line] = []
     spaced: dict[tuple[str, int], Line] = {}
     last: dict[str, Line] = {}
     even = EvenSample()
+    damaged: list[int] = []
     count = 0
-    for line in _lines(path):
+    for line in _lines(path, damaged):
         count = line.number
         if count <= ALL:
             every.append(line)
@@ -82,17 +85,26 @@ def read_run_records(path: Path) -> RunRecords:
         last[line.split] = line
         if line.split == "train":
             even.add(line)
-    if count <= ALL:
-        records = _parse(every, path)
-        return RunRecords(records, [record for record in records if record.split == "train"])
-    kept = {line.number: line for line in (*spaced.values(), *last.values(), *even.lines)}
-    numbers = sorted(kept)
-    by_number = dict(zip(numbers, _parse([kept[n] for n in numbers], path), strict=True))
-    return RunRecords(list(by_number.values()), [by_number[line.number] for line in even.lines])
+    chosen = [*spaced.values(), *last.values(), *even.lines] if count > ALL else every
+    lines = {line.number: line for line in chosen}
+    records = _parse([lines[number] for number in sorted(lines)], damaged)
+    if damaged and not records:
+        raise InputError("folder", name_lines(path, damaged), REMEDY)
+    if damaged:
+        warnings.warn(f"{name_lines(path, sorted(damaged))}, and left out; {REMEDY}", stacklevel=2)
+    at_equal_steps = even.lines if count > ALL else every
+    trained = (records.get(line.number) for line in at_equal_steps if line.split == "train")
+    return RunRecords(list(records.values()), [record for record in trained if record])
 
 
-def _lines(path: Path) -> Iterator[Line]:
-    """Yield the complete lines of a file; one that was cut short at the end is left out."""
+REMEDY = "once the run has ended, delete these lines to do without them"
+
+
+def _lines(path: Path, damaged: list[int]) -> Iterator[Line]:
+    """Yield the complete lines of a file; add the numbers of those without a start to a list.
+
+    A line that was cut short at the end is left out.
+    """
     if not path.exists():
         return
     if not path.is_file():
@@ -103,14 +115,18 @@ def _lines(path: Path) -> Iterator[Line]:
                 return
             if (found := START.match(text)) is not None:
                 yield Line(number, int(found[1]), found[2].decode(), text)
-            else:  # damaged, or written by another program
-                (record,) = _parse([Line(number, 0, "", text)], path)
-                yield Line(number, record.update, record.split, text)
+                continue
+            for record in _parse([Line(number, 0, "", text)], damaged).values():
+                yield Line(number, record.update, record.split, text)  # of another program
 
 
-def _parse(lines: list[Line], path: Path) -> list[Record]:
-    records, damaged = parse_records(b"".join(line.text for line in lines))
-    if damaged:
-        where = f"line {lines[damaged[0] - 1].number} of {path} is damaged"
-        raise InputError("folder", where, "delete that line, or the run's folder")
+def _parse(lines: list[Line], damaged: list[int]) -> dict[int, Record]:
+    """Return the records by the numbers of their lines; add those of damaged lines to a list."""
+    records = {}
+    for line in lines:
+        found, bad = parse_records(line.text)
+        if bad:
+            damaged.append(line.number)
+        else:
+            records[line.number] = found[0]
     return records

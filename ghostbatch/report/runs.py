@@ -59,6 +59,10 @@ class Results:
     """By row, a line for each run that cannot be read; single runs have the row ""."""
 
 
+FILES = ("run.json", "summary.json", "checkpoint.pt")
+"""Of these a run that has begun has at least one."""
+
+
 class RunReader:
     """Reads runs one by one, and notes those that cannot be read."""
 
@@ -89,7 +93,8 @@ class RunReader:
             for column in declared.columns:
                 for seed in study.seeds:
                     folder = home / row / column / f"seed-{seed}"
-                    if not (folder.is_relative_to(top) and (folder / "run.json").exists()):
+                    begun = any((folder / name).exists() for name in FILES)
+                    if not (begun and folder.is_relative_to(top)):
                         continue
                     if (run := self.read(folder, f"{column} seed {seed}", row)) is not None:
                         self.runs.setdefault((row, column), []).append(run)

@@ -132,7 +132,7 @@ class CellRunner:
     def run(self, cells: Sequence[Cell]) -> list[Failure]:
         """Run the cells; return those that failed."""
         for cell in cells:
-            if (summary := intact_summary(cell.folder(self._out) / "summary.json")) is not None:
+            if (summary := read_ended(cell.folder(self._out))) is not None:
                 self._note_end(cell, summary)
             else:
                 self._waiting.append(cell)
@@ -222,6 +222,15 @@ class CellRunner:
     def _key(self, cell: Cell) -> str:
         """Return the cell's folder as a reference names it."""
         return str(cell.folder(self._resolved))
+
+
+def read_ended(folder: Path) -> Summary | None:
+    """Return the summary of a run that has ended; None if a file must be rebuilt, which runs do."""
+    try:
+        read_header(folder)
+    except (InputError, OSError):
+        return None
+    return intact_summary(folder / "summary.json")
 
 
 def _forward(cell: Cell, events: Iterator[Event], mail: SimpleQueue[tuple[Cell, Message]]) -> None:

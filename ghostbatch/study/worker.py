@@ -10,10 +10,12 @@ import os
 import pickle
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import RLock, Thread
+from typing import Any
 
 import torch
 
@@ -55,7 +57,7 @@ def main() -> None:
 
 
 def _forward_log(reply: Callable[[LogLine], None]) -> None:
-    """Reply with what this package logs, from level INFO on."""
+    """Reply with what this package logs, from level INFO on, and with every warning."""
 
     class Forward(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -65,6 +67,11 @@ def _forward_log(reply: Callable[[LogLine], None]) -> None:
     logger = logging.getLogger("ghostbatch")
     logger.setLevel(logging.INFO)
     logger.addHandler(Forward())
+
+    def log_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+        logger.warning(" ".join(str(message).split()))
+
+    warnings.showwarning = log_warning
 
 
 def _listen(jobs: SimpleQueue[Job]) -> None:

@@ -46,12 +46,17 @@ class Checkpoints:
             torch.save({**content, "checksum": checksum(content)}, file)
         self._sound = True
 
-    def load(self) -> dict[str, Any] | None:
-        """Return the newest intact checkpoint, or None if there is no checkpoint."""
+    def load(self, records: int | None = None) -> dict[str, Any] | None:
+        """Return the newest intact checkpoint, or None if there is no checkpoint.
+
+        ``records`` is the length of metrics.jsonl; a checkpoint that was taken later is not used.
+        """
         damages = []
         for path in filter(Path.exists, (self.newest, self.previous)):
             try:
                 content = read_checkpoint(path)
+                if records is not None and content["metrics"] > records:
+                    raise DamagedError("was taken when metrics.jsonl was longer than it is now")
             except DamagedError as damage:
                 damages.append(f"{path} {damage}")
                 continue

@@ -19,7 +19,14 @@ from ghostbatch.files import (
 )
 from ghostbatch.recipe import Plan
 from ghostbatch.train.checkpoint import Checkpoints
-from ghostbatch.train.header import RUN, Header, check_unchanged, make_header, parse_header
+from ghostbatch.train.header import (
+    RUN,
+    Header,
+    check_data,
+    make_header,
+    parse_header,
+    warn_of_rounding,
+)
 from ghostbatch.train.record import (
     Summary,
     name_lines,
@@ -98,11 +105,12 @@ class RunFolder:
             )
             self._damage = None
 
-    def check_unchanged(self, device: torch.device, data: Data) -> None:
-        """Refuse to continue a run whose data has changed."""
+    def check_unchanged(self, device: torch.device, data: Data, micro: int) -> None:
+        """Refuse to continue a run whose data has changed; warn if it would round differently."""
         if self.header:
-            backend = norm_backend(self.recipe, device)
-            check_unchanged(self.header, backend, fingerprint_of(data))
+            check_data(self.header, fingerprint_of(data))
+        if self.header and self.checkpoints.exist():
+            warn_of_rounding(self.header, norm_backend(self.recipe, device), micro)
 
     def begin(self, device: torch.device, threads: int, data: Data, **how: int | str) -> int:
         """Write ``run.json`` of a new run; return the thread count that the run started with.
@@ -124,20 +132,14 @@ class RunFolder:
             file.write(to_checked_json(self.header, indent=2))
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """Return the newest intact checkpoint; refuse if records before it are missing.
+        """Return the newest intact checkpoint whose records are there.
 
         Damaged records are only warned of, because no update depends on them.
         """
-        saved = self.checkpoints.load()
+        content = read_regular(self.metrics) if self.metrics.exists() else b""
+        saved = self.checkpoints.load(records=len(content))
         if saved is None:
             return None
-        content = read_regular(self.metrics) if self.metrics.exists() else b""
-        if len(content) < saved["metrics"]:
-            raise InputError(
-                "out",
-                f"{self.metrics} is shorter than when the checkpoint was taken",
-                "delete the folder to start this run again",
-            )
         if damaged := parse_records(content[: saved["metrics"]])[1]:
             lines = name_lines(self.metrics, damaged)
             warnings.warn(

@@ -51,10 +51,11 @@ def read_header(folder: Path) -> Header:
     """Return the ``run.json`` of a run folder; refuse a damaged one."""
     try:
         return parse_header(folder / RUN)
-    except DamagedError as damage:
+    except (DamagedError, FileNotFoundError) as damage:
+        what = damage if isinstance(damage, DamagedError) else "is missing"
         raise InputError(
             "out",
-            f"{folder / RUN} {damage}",
+            f"{folder / RUN} {what}",
             "run its command again, which rebuilds it from a checkpoint, or choose another folder",
         ) from None
 
@@ -70,17 +71,19 @@ def parse_header(path: Path) -> Header:
     return header
 
 
-def check_unchanged(header: Header, backend: str, data: Fingerprint) -> None:
-    """Refuse to continue with other data than the run began with; warn of another rounding.
-
-    A header of an earlier version does not say which data or backend it had.
-    """
+def check_data(header: Header, data: Fingerprint) -> None:
+    """Refuse other data than the run began with; a header of an earlier version has no record."""
     if "data" in header and (change := data.changes_since(header["data"])):
         raise InputError(
             "data", change, "restore the data, or choose another folder for a run with the new data"
         )
-    before = {"torch": header.get("versions", {}).get("torch"), "backend": header.get("backend")}
-    now = {"torch": str(torch.__version__), "backend": backend}
+
+
+def warn_of_rounding(header: Header, backend: str, micro: int) -> None:
+    """Warn if a run continues with something that rounds differently."""
+    before = {"torch": header.get("versions", {}).get("torch")}
+    before |= {name: header.get(name) for name in ("backend", "micro")}
+    now = {"torch": str(torch.__version__), "backend": backend, "micro": micro}
     if changed := [name for name in now if before[name] not in (None, now[name])]:
         was, is_now = (
             " and ".join(f"{name} {those[name]}" for name in changed) for those in (before, now)

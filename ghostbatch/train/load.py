@@ -11,15 +11,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ghostbatch.data import Info, find_info, load, open_feed
+from ghostbatch.data import (
+    Info,
+    SkippedImages,
+    find_info,
+    fingerprint_of,
+    load,
+    open_feed,
+)
 from ghostbatch.errors import InputError
 from ghostbatch.nn import recalibrate, to_ghost
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.checkpoint import Checkpoints
 from ghostbatch.train.evaluate import evaluate
-from ghostbatch.train.header import read_header
+from ghostbatch.train.explain import explain_faults
+from ghostbatch.train.header import Header, check_data, read_header
 from ghostbatch.train.ranks import Ranks
-from ghostbatch.train.record import Summary
+from ghostbatch.train.record import Summary, intact_summary
 from ghostbatch.train.state import autocast, parameter_dtype, plain_model
 
 
@@ -33,6 +41,8 @@ class SavedRun:
     """Updates that the network has had."""
     model: nn.Module
     """With plain norm layers, in evaluation mode, on the CPU."""
+    header: Header
+    """The content of ``run.json``."""
 
     @property
     def recipe(self) -> Recipe:
@@ -76,7 +86,10 @@ def read_run(folder: str | Path) -> SavedRun:
     recipe = Recipe.from_dict(header["recipe"])
     saved = Checkpoints(folder, recipe).load()
     if saved is None:
-        raise InputError("run", f"{folder} holds no checkpoint yet", "run it again to continue it")
+        remedy = "run its command again to continue it"
+        if intact_summary(folder / "summary.json") is not None:
+            remedy = "it ended before its first checkpoint; choose another run"
+        raise InputError("run", f"{folder} holds no checkpoint", remedy)
     info = _read_info(header, recipe)
     used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=used):
@@ -90,14 +103,14 @@ def read_run(folder: str | Path) -> SavedRun:
             "restore it as it was then",
         ) from None
     plan = recipe.plan(int(header["samples"]))
-    return SavedRun(plan, info, int(saved["state"]["update"]), model.eval())
+    return SavedRun(plan, info, int(saved["state"]["update"]), model.eval(), header)
 
 
 def _read_info(header: dict[str, Any], recipe: Recipe) -> Info:
     """Return the sizes of the run's data, from its header if that has them."""
     sizes = header.get("data")
     if sizes is None:
-        return find_info(recipe.data)
+        return find_info(recipe.data, recipe.image_size)
     shape = tuple(sizes["shape"])
     return Info(sizes["samples"], sizes["test_samples"], sizes["classes"], shape)
 
@@ -109,23 +122,30 @@ def evaluate_run(
     *,
     recalibrated: bool = False,
 ) -> Evaluation:
-    """Evaluate a run's network on its test set.
+    """Evaluate a run's network on its test set; refuse data that have changed since the run.
 
-    With ``recalibrated`` the running statistics are first replaced by their averages over the
-    ghosts of the run's first batches, which hold every training image at least once.
+    Images that cannot be read are left out, with a warning. With ``recalibrated`` the running
+    statistics are first replaced by their averages over the ghosts of the run's first batches,
+    which hold every training image at least once.
     """
     recipe = run.recipe
     model = copy.deepcopy(run.model).to(device)
     arithmetic = autocast(recipe, device)
+    data = load(recipe.data, data_dir, image_size=recipe.image_size)
+    check_data(run.header, fingerprint_of(data))
     feed = open_feed(
-        load(recipe.data, data_dir),
+        data,
+        on_bad_image="skip",
+        skipped=SkippedImages(limit=1.0),
         batch=recipe.batch,
         seed=recipe.seed,
         augment=recipe.augment,
         device=device,
         dtype=parameter_dtype(recipe),
     )
-    with closing(feed):
+    at_a_time = min(run.header.get("micro") or feed.test_batch, feed.test_batch)
+    problem = f"an evaluation of {at_a_time} samples at a time does not fit into the memory"
+    with closing(feed), explain_faults("device", problem, "use one with more memory"):
         if recalibrated:
             if recipe.ghost is not None:
                 to_ghost(model, recipe.ghost)
@@ -134,4 +154,4 @@ def evaluate_run(
                 recalibrate(
                     model, (m.images for u in updates for m in feed.micro_batches(u, [batch]))
                 )
-        return Evaluation(*evaluate(model, feed.test_batches(), arithmetic, Ranks()))
+        return Evaluation(*evaluate(model, feed.test_batches(), arithmetic, Ranks(), at_a_time))

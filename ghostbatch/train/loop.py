@@ -149,7 +149,7 @@ def _continue(
     if device.type == "cuda":
         use_gpu_layers(state.model, recipe, one_rank=ranks.world == 1)
     # These may refuse; nothing is written before.
-    ranks.on_rank_zero(lambda: folder.check_unchanged(device, data))
+    ranks.on_rank_zero(lambda: folder.check_unchanged(device, data, split.micro))
     kept_bytes = _restore(state, folder, ranks)
     with explain_faults("data", *_data_does_not_fit(recipe, device)):
         feed = make_feed(

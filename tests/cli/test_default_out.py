@@ -93,7 +93,9 @@ def test_a_repetition_never_goes_into_the_folder_that_it_repeats(tiny, monkeypat
         first = folder_of_repeat(Path("elsewhere"), recipe, recipe)
         assert first.name.endswith("-again")
         assert folder_of_repeat(first, recipe, recipe).name == f"{first.name}-again"
-    assert folder_of_repeat(Path("x"), BASE, BASE) == Path("runs/f1-digits-again")
+    assert folder_of_repeat(Path("runs/one"), BASE, BASE) == Path("runs/one-again")
+    others = {folder_of_repeat(Path(f"{place}/one"), BASE, BASE) for place in ("runs", "a", "b")}
+    assert len(others) == 3
     changed = replace(BASE, batch=64)
     assert folder_of_repeat(Path("runs/f1-digits"), BASE, changed).name == "f1-digits-batch-64"
 

@@ -1,5 +1,6 @@
 """Of long runs a report reads a part, in little memory; of others everything."""
 
+import json
 import tracemalloc
 from dataclasses import replace
 
@@ -71,11 +72,20 @@ def test_a_last_line_that_was_cut_short_is_left_out(written):
 
 
 @pytest.mark.parametrize("count", [20, 2 * ALL])
-def test_damage_is_named_by_its_line(written, count):
+def test_a_damaged_line_is_named_and_left_out(written, count):
     path = written(count)
     lines = path.read_bytes().split(b"\n")
+    intact = read_run_records(path)
     path.write_bytes(b"\n".join([*lines[:9], b'\xff{"update"', *lines[10:]]))
-    with pytest.raises(InputError, match=rf"^folder: line 10 of {path} is damaged; delete"):
+    with pytest.warns(UserWarning, match=rf"^line 10 of {path} is damaged, and left out"):
+        found = read_run_records(path)
+    lost = json.loads(lines[9])["update"]
+    assert lost in [record.update for record in intact.shown]
+    assert lost not in [record.update for record in found.shown if record.split == "train"]
+    if count < 1000:
+        assert len(found.shown) == len(intact.shown) - 1
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(InputError, match=rf"^folder: line 1 of {path} is damaged"):
         read_run_records(path)
 
 

@@ -280,7 +280,14 @@ def test_a_study_goes_on_with_its_other_cells_when_one_diverges(tiny, tmp_path):
     assert read_records(tmp_path / "tiny" / "mild" / "seed-0" / "metrics.jsonl")[-1].update == 16
 
 
-def test_a_cell_with_a_damaged_summary_is_ended_again(tiny, tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("summary.json", "cannot be read; it is written again from the last checkpoint"),
+        ("run.json", "cannot be read; it was rebuilt from the checkpoint"),
+    ],
+)
+def test_a_cell_with_a_damaged_file_is_repaired(tiny, tmp_path, caplog, name, said):
     study = Study("small", {"tiny": Row({"one": tiny})}, seeds=(0,))
     ended = []
 
@@ -289,13 +296,13 @@ def test_a_cell_with_a_damaged_summary_is_ended_again(tiny, tmp_path, capfd):
             ended.append(replace(event, seconds=0.0))
 
     run(study, tmp_path, note)
-    (tmp_path / "tiny" / "one" / "seed-0" / "summary.json").write_text("{")
+    (tmp_path / "tiny" / "one" / "seed-0" / name).write_text("{")
     run(study, tmp_path, note)
     assert ended == [ended[0]] * 2
-    assert (
-        "summary.json cannot be read; it is written again from the last checkpoint"
-        in capfd.readouterr().err
-    )
+    (line,) = (record.getMessage() for record in caplog.records if name in record.getMessage())
+    assert line.endswith(f"{name} {said}")
+    run(study, tmp_path, note)
+    assert len(caplog.records) == 1
 
 
 def test_a_full_disk_is_reported_as_such_and_not_as_a_dead_worker(tiny, tmp_path, capfd):

@@ -127,10 +127,10 @@ def test_files_of_another_program_are_refused_and_kept(tiny, tmp_path, name):
     assert (tmp_path / name).read_text() == '{"my": "own"}\n'
 
 
-def test_metrics_that_are_shorter_than_the_checkpoint_knows_are_refused(tiny, tmp_path):
+def test_metrics_that_are_shorter_than_the_checkpoints_know_are_refused(tiny, tmp_path):
     half_done(tiny, tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(InputError, match=r"^out: .*metrics.jsonl is shorter"):
+    with pytest.raises(InputError, match=r"^checkpoint: .* when metrics.jsonl was longer"):
         train(tiny, out=tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 

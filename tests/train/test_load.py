@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from image_folder import write_images
 from small_networks import narrow
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -82,7 +83,10 @@ def test_a_folder_without_a_run_is_refused(run, tmp_path):
 def test_a_run_without_a_checkpoint_is_refused(run):
     for path in run.glob("checkpoint*"):
         path.unlink()
-    with pytest.raises(gb.InputError, match=r"^run: .* holds no checkpoint yet; run it again"):
+    with pytest.raises(gb.InputError, match=r"^run: .* holds no checkpoint; it ended"):
+        gb.load_run(run)
+    (run / "summary.json").unlink()
+    with pytest.raises(gb.InputError, match=r"^run: .* holds no checkpoint; run its command"):
         gb.load_run(run)
 
 
@@ -181,3 +185,21 @@ def test_a_network_that_cannot_be_exported_is_one_line_and_keeps_the_old_file(
     assert "\n" not in str(refused.value)
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [target.name]
+
+
+def test_images_of_another_size_are_evaluated_at_that_size(tmp_path):
+    write_images(tmp_path / "images")
+    recipe = gb.Recipe(
+        model="python:small_networks:narrow",
+        data=f"folder:{tmp_path / 'images'}",
+        image_size=16,
+        batch=4,
+        base_batch=4,
+        regime=gb.Regime(lr=0.01, epochs=1),
+    )
+    summary = gb.train(recipe, out=tmp_path / "run", device="cpu", workers=1)
+    found = evaluate_run(read_run(tmp_path / "run"), torch.device("cpu"))
+    assert found.agrees_with(summary)
+    next((tmp_path / "images" / "val").rglob("*.png")).unlink()
+    with pytest.raises(gb.InputError, match=r"^data: .* fewer than when this run began"):
+        evaluate_run(read_run(tmp_path / "run"), torch.device("cpu"))
