@@ -7,11 +7,12 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from image_folder import write_images
 from PIL import Image
 from torch import nn
 
 from ghostbatch import Recipe, Regime, train
-from ghostbatch.data import PermutationStream, SkippedImages, find_info, load
+from ghostbatch.data import PermutationStream, SkippedImages, find_info, fingerprint_of, load
 from ghostbatch.data.decode import decode
 from ghostbatch.data.folder import FolderFeed
 from ghostbatch.draws import generator
@@ -255,3 +256,11 @@ def test_an_image_size_that_cannot_be_is_refused(data, size, problem):
     ):
         with pytest.raises(InputError, match=f"^image_size: {problem}"):
             refuse()
+
+
+def test_a_link_to_nothing_is_an_unreadable_image(tmp_path):
+    write_images(tmp_path)
+    before = fingerprint_of(load(f"folder:{tmp_path}"))
+    (tmp_path / "train" / "ant" / "9.png").symlink_to(tmp_path / "nothing.png")
+    after = fingerprint_of(load(f"folder:{tmp_path}"))
+    assert "1 training image more" in after.changes_since(before.as_dict())

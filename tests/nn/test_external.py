@@ -146,3 +146,9 @@ def test_our_own_networks_import_no_other_library():
     script = Path(__file__).with_name("make_recipes.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.usefixtures("users_modules")
+def test_a_function_with_another_argument_is_refused_by_its_name():
+    with pytest.raises(InputError, match=r"^model: python:homemade:demanding cannot .*'width'"):
+        find_model("python:homemade:demanding")(10)

@@ -334,3 +334,15 @@ def test_a_note_with_brackets_in_its_path_is_printed_as_it_is(capsys):
     note = "SB seed 1 cannot be read: " + "a long/" * 20 + "[red]/metrics.jsonl is damaged"
     print_tables([Table("row", [], [note])], Console())
     assert capsys.readouterr().out.splitlines()[-1] == note
+
+
+def test_a_run_that_has_lost_its_run_json_is_named(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / "f1-digits" / "SB" / f"seed-{seed}", seed=seed)
+    declare(tmp_path, ["SB"], seeds=(0, 1))
+    (tmp_path / "f1-digits" / "SB" / "seed-1" / "run.json").unlink()
+    with pytest.warns(
+        UserWarning, match=r"^f1-digits SB seed 1 is left out: .*run.json is missing"
+    ):
+        _, (table,) = write_report(tmp_path)
+    assert table.lines[0][2] == "1"

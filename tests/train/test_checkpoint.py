@@ -242,3 +242,18 @@ def test_a_folder_that_another_run_used_while_this_one_waited_is_refused(
     monkeypatch.setattr(loop, "locked", locked_late)
     with pytest.raises(InputError, match=r"^out: .* belongs to another recipe \(seed differ\)"):
         train(tiny, out=tmp_path)
+
+
+def test_metrics_that_only_the_previous_checkpoint_fits_continue_from_that(tiny, tmp_path, outcome):
+    half_done(tiny, tmp_path / "cut")
+    train(tiny, out=tmp_path / "whole")
+    lengths = [
+        torch.load(tmp_path / "cut" / name, weights_only=True)["metrics"]
+        for name in ("checkpoint.previous.pt", "checkpoint.pt")
+    ]
+    assert lengths[0] < lengths[1]
+    with (tmp_path / "cut" / "metrics.jsonl").open("ab") as file:
+        file.truncate(lengths[1] - 5)
+    with pytest.warns(UserWarning, match="continuing from checkpoint.previous.pt"):
+        train(tiny, out=tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
