@@ -226,11 +226,13 @@ def test_a_worker_that_dies_is_replaced_and_its_cell_continues(tmp_path, whole, 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a signal at the parent's death")
 def test_workers_of_a_killed_study_free_its_lock_while_they_import(tmp_path):
-    study = start(tmp_path)
-    while not (workers := workers_of(study.pid)):
+    study = subprocess.Popen(
+        [*command(tmp_path), "--jobs", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    workers: list[int] = []
+    while len(workers) < 2 or not all(map(imports_torch, workers)):
         time.sleep(0.005)
-    while not any(imports_torch(worker) for worker in workers):
-        time.sleep(0.005)
+        workers = workers_of(study.pid)
     for worker in workers:  # as if the import took for ever
         os.kill(worker, signal.SIGSTOP)
     study.kill()
