@@ -226,9 +226,7 @@ def test_a_worker_that_dies_is_replaced_and_its_cell_continues(tmp_path, whole, 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a signal at the parent's death")
 def test_workers_of_a_killed_study_free_its_lock_while_they_import(tmp_path):
-    study = subprocess.Popen(
-        [*command(tmp_path), "--jobs", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    study = start(tmp_path)
     workers: list[int] = []
     while len(workers) < 2 or not all(map(imports_torch, workers)):
         time.sleep(0.005)
