@@ -1,5 +1,6 @@
 """Updates of networks from elsewhere in bf16, and states that move between memory layouts."""
 
+import copy
 import sys
 from dataclasses import replace
 
@@ -9,7 +10,14 @@ from torch import nn
 
 from ghostbatch import train
 from ghostbatch.data import load
-from ghostbatch.train.state import ONE_GHOST, State, norm_backend, use_gpu_layers
+from ghostbatch.nn.fold import FoldedConv2d, PatchConv2d
+from ghostbatch.train.state import (
+    ONE_GHOST,
+    State,
+    initial_model,
+    norm_backend,
+    use_gpu_layers,
+)
 
 
 @pytest.mark.parametrize("network", ["tied", "head_in_fp32"])
@@ -74,3 +82,40 @@ def test_plain_norm_on_a_gpu_is_one_ghost_however_many_samples_it_sees(tiny):
 def test_run_json_names_the_backend_that_a_gpu_uses(tiny, changes, name, monkeypatch):
     monkeypatch.setattr(sys.modules[State.__module__], "backend_name", lambda *_: "triton")
     assert norm_backend(replace(tiny, **changes), torch.device("cuda")) == name
+
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("network", ["resnet44", "wresnet16-4", "vgg", "c1"])
+@pytest.mark.parametrize("ghost", [None, 4])
+def test_the_layers_for_a_gpu_compute_what_plain_ones_do(tiny, network, ghost, monkeypatch):
+    """To within ten times what the last bit of the weights does: ReLUs turn on or off."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    recipe = replace(tiny, model=network, ghost=ghost, data="synthetic:3x32x32:256")
+    torch.manual_seed(0)
+    plain = initial_model(recipe, load(recipe.data).info).to(DEVICE)
+    for layer in plain.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    fast, nudged = copy.deepcopy(plain), copy.deepcopy(plain)
+    fast.to(memory_format=torch.channels_last)
+    use_gpu_layers(fast, replace(recipe, precision="bf16"), one_rank=True)
+    assert any(type(layer) in (FoldedConv2d, PatchConv2d) for layer in fast.modules())
+    with torch.no_grad():
+        for weight in nudged.parameters():
+            weight.mul_(1 + 1e-7 * torch.randn_like(weight))
+    x = torch.randn(8, 3, 32, 32, device=DEVICE)
+    labels = torch.arange(8, device=DEVICE)
+    gradients = []
+    for model, layout in ((plain, "contiguous"), (nudged, "contiguous"), (fast, "channels_last")):
+        images = x.contiguous(memory_format=getattr(torch, LAYOUTS[layout]))
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    floor, error = (float((g - gradients[0]).norm() / gradients[0].norm()) for g in gradients[1:])
+    assert error < max(1e-5, 10 * floor)
+    for mine, right in zip(fast.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-4)
+
+
+LAYOUTS = {"contiguous": "contiguous_format", "channels_last": "channels_last"}
