@@ -30,10 +30,14 @@ def step(samples: int) -> None:
 def test_pairs_of_single_values_take_a_few_times_the_memory_of_their_input(
     kernels, samples, monkeypatch
 ):
-    """Statistics, result and gradients alone are five times the input; page tables add a little."""
+    """The drawn input, statistics, result and gradients alone are twelve times the input.
+
+    The bound leaves as much again for what the allocator keeps. The code that this test was
+    written for took 35 times the input.
+    """
     monkeypatch.setenv(select.SWITCH, kernels)
     step(100)  # loads what the first call loads
     (PROC / "clear_refs").write_text("5")  # resets the peak
     before = peak()
     step(samples)
-    assert peak() - before < 12 * 4 * samples + (2 << 20)
+    assert peak() - before < 24 * 4 * samples + (2 << 20)
