@@ -42,12 +42,13 @@ def read_study(folder: Path) -> Study | None:
         rows = {}
         for name, row in fields["rows"].items():
             columns = {column: Recipe.from_dict(each) for column, each in row["columns"].items()}
-            rows[name] = Row(columns, tuple(row["figures"]), row["note"])
+            rows[name] = Row(columns, tuple(row["figures"]), row["note"], row.get("paper", {}))
         instruments = tuple(
             Instrument(each["name"], each["recipe"] and Recipe.from_dict(each["recipe"]))
             for each in fields["instruments"]
         )
-        return Study(fields["name"], rows, tuple(fields["seeds"]), instruments)
+        scale = fields.get("scale", 1.0)
+        return Study(fields["name"], rows, tuple(fields["seeds"]), instruments, scale)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise InputError(
             "folder", f"{path} cannot be read", "delete it and run the study again"

@@ -78,6 +78,8 @@ class Row:
     """Figures that the report draws of the row."""
     note: str = ""
     """A sentence that the report prints below the row's table."""
+    paper: dict[str, float] = field(default_factory=dict)
+    """The paper's accuracy in percent of the columns that it has."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class Study:
     rows: dict[str, Row] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2)
     instruments: tuple[Instrument, ...] = ()
+    scale: float = 1.0
+    """Factor of all epochs of all columns; reports print it where it is not 1."""
 
     @property
     def columns(self) -> list[str]:
