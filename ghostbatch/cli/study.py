@@ -23,7 +23,9 @@ from ghostbatch.report.terminal import (
     progress_bars,
 )
 from ghostbatch.study import STUDIES, Failure, Study, Where, find_study, measure, run_study
+from ghostbatch.study.executor import Executor
 from ghostbatch.study.local import LocalExecutor
+from ghostbatch.study.ray import RayExecutor
 from ghostbatch.study.runner import read_ended
 
 
@@ -37,8 +39,10 @@ class StudyOptions:
     """Only these columns, for example SB,LB,+LR; None is all."""
     seeds: str | None = None
     """These seeds in place of the study's own, for example 0,1,2."""
-    jobs: int = field(default_factory=cores)
-    """Largest number of runs at a time."""
+    jobs: int | None = None
+    """Largest number of runs at a time; 0 runs them in this process; None is one per core."""
+    ray: str | None = None
+    """Run on a Ray cluster: its address; auto is the one of this machine, local starts one here."""
     where: Annotated[Where, tyro.conf.arg(name="")] = field(default_factory=Where)
 
 
@@ -56,17 +60,24 @@ def command(argv: Sequence[str]) -> None:
             raise InputError(flag, f"{study.name} has no runs", "leave it out")
     out, where, console = options.out, options.where, plain_console()
     cells = study.cells(columns, seeds, out)
+    jobs = options.jobs
+    if jobs is None:  # Ray queues what it has no room for
+        jobs = max(1, cores() // where.ranks if options.ray is None else len(cells))
     with progress_bars(console) as bars:
         progress = StudyProgress(cells, bars)
 
-        def start(lock: int) -> LocalExecutor:
-            ended = sum(read_ended(cell.folder(out)) is not None for cell in cells)
-            progress.start(options.jobs, len(cells) - ended)
-            return LocalExecutor(lock)
+        def start(lock: int) -> Executor:
+            left = len(cells) - sum(read_ended(cell.folder(out)) is not None for cell in cells)
+            if options.ray is None:
+                progress.start(jobs, left)
+                return LocalExecutor(lock)
+            cluster = RayExecutor(options.ray)
+            progress.start(min(jobs, cluster.cpus), left)
+            return cluster
 
         failures = run_study(
             *(study, cells, out),
-            jobs=options.jobs,
+            jobs=jobs,
             on_event=progress.on_event,
             where=where,
             make_executor=start,

@@ -136,8 +136,12 @@ class Update:
         return self.feed.micro_batches(self.state.update, self.positions)
 
     def seed_draws(self, first: int) -> None:
-        """Seed what a network draws by itself in the micro-batch that begins at ``first``."""
-        torch.manual_seed(key(self.recipe.seed, f"draws from {first}", self.state.update))
+        """Seed what a network draws by itself in the micro-batch that begins at ``first``.
+
+        Our own draw nothing, and may run beside others that build their networks.
+        """
+        if self.recipe.model not in MODELS:
+            torch.manual_seed(key(self.recipe.seed, f"draws from {first}", self.state.update))
 
     def close(self) -> None:
         """Release the DDP wrapper, a cycle that keeps the threads of the process group alive."""

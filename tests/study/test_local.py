@@ -2,17 +2,20 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
 from ghostbatch.study import Where, WorkerDied
 from ghostbatch.study.executor import Job
 from ghostbatch.study.local import LocalExecutor
-from ghostbatch.train import Summary, read_header
+from ghostbatch.train import Summary, read_header, read_records, train
 
 CPU = Where(device="cpu")
 
@@ -43,7 +46,7 @@ def test_a_job_on_a_gpu_has_a_worker_to_itself_which_ends_with_it(executor, tiny
     list(executor.submit(Job("one", tiny, tmp_path / "one", CPU)))
     with pytest.raises(InputError, match=r"^device: cuda:99 is not available"):
         list(executor.submit(Job("two", tiny, tmp_path / "two", Where(device="cuda:99"))))
-    assert [worker.poll() for worker in executor._workers] == [None, 0]
+    assert [worker.process.poll() for worker in executor._workers] == [None, 0]
 
 
 @pytest.mark.parametrize(("threads", "used"), [(None, 2), (1, 1)], ids=["pytorchs-choice", "one"])
@@ -56,7 +59,7 @@ def test_a_worker_has_the_threads_of_its_job(executor, tiny, tmp_path, monkeypat
 def test_a_worker_that_is_killed_is_reported_by_the_name_of_its_job(executor, tiny, tmp_path):
     events = executor.submit(Job("row column seed 0", tiny, tmp_path / "run", CPU))
     next(events)
-    os.kill(executor._workers[0].pid, signal.SIGKILL)
+    os.kill(executor._workers[0].process.pid, signal.SIGKILL)
     with pytest.raises(WorkerDied) as caught:
         list(events)
     assert str(caught.value) == "the worker for row column seed 0 died (SIGKILL)"
@@ -64,11 +67,109 @@ def test_a_worker_that_is_killed_is_reported_by_the_name_of_its_job(executor, ti
 
 def test_a_worker_that_died_while_idle_is_not_given_a_job(executor, tiny, tmp_path):
     list(executor.submit(Job("one", tiny, tmp_path / "one", CPU)))
-    executor._workers[0].kill()
-    executor._workers[0].wait()
+    executor._workers[0].process.kill()
+    executor._workers[0].process.wait()
     *_, summary = executor.submit(Job("two", tiny, tmp_path / "two", CPU))
     assert isinstance(summary, Summary)
     assert len(executor._workers) == 2
+
+
+OWN = "f1"
+"""One of our own networks: its runs can share a process."""
+
+
+def test_jobs_in_threads_of_one_worker_have_the_bits_of_runs_alone(tiny, tmp_path, outcome):
+    """One diverges and one is refused meanwhile."""
+    recipes = [replace(tiny, model=OWN, seed=seed) for seed in (0, 1)]
+    hot = replace(recipes[0], clip=None, regime=replace(tiny.regime, lr=1e25, drops=()))
+    jobs = [Job(f"{n}", each, tmp_path / f"{n}", CPU) for n, each in enumerate((*recipes, hot))]
+    jobs.append(Job("refused", tiny, tmp_path / "refused", replace(CPU, micro=48)))
+    jobs[-1] = replace(jobs[-1], recipe=replace(jobs[-1].recipe, model=OWN))
+    with closing(LocalExecutor(cpu_jobs=4)) as executor:
+        events = [executor.submit(job) for job in jobs]
+        assert len(executor._workers) == 1
+        with ThreadPoolExecutor() as pool:
+            *ended, refused = [pool.submit(list, each) for each in events]
+        assert [each.result()[-1].status for each in ended] == ["finished"] * 2 + ["diverged"]
+        with pytest.raises(InputError, match=r"^micro: "):
+            refused.result()
+    for number, recipe in enumerate((*recipes, hot)):
+        train(recipe, out=tmp_path / "alone" / str(number), device="cpu", threads=1)
+        together, alone = tmp_path / str(number), tmp_path / "alone" / str(number)
+        if recipe is not hot:  # which ends without a checkpoint
+            assert outcome(together) == outcome(alone)
+        assert (together / "metrics.jsonl").read_text() == (alone / "metrics.jsonl").read_text()
+
+
+def test_jobs_that_might_change_each_others_numbers_have_workers_of_their_own(tiny, tmp_path):
+    own = replace(tiny, model=OWN)
+    with closing(LocalExecutor(cpu_jobs=4)) as executor:
+        jobs = [Job("own", own, tmp_path / "own", CPU)]
+        jobs += [Job("other", tiny, tmp_path / "other", CPU)]
+        jobs += [Job("crashed before", own, tmp_path / "crashed", CPU, alone=True)]
+        jobs += [Job("own too", own, tmp_path / "own too", CPU)]
+        for job in jobs:
+            executor.submit(job)
+        assert [len(worker._replies) for worker in executor._workers] == [2, 1, 1]
+
+
+def test_at_the_close_every_job_of_a_worker_saves_its_current_update(tiny, tmp_path):
+    long = replace(tiny, model=OWN, regime=replace(tiny.regime, epochs=1000, drops=()))
+    executor = LocalExecutor(cpu_jobs=2)
+    folders = [tmp_path / str(seed) for seed in (0, 1)]
+    jobs = [
+        Job(folder.name, replace(long, seed=int(folder.name)), folder, CPU) for folder in folders
+    ]
+    jobs = [replace(job, where=replace(CPU, checkpoint_seconds=1000)) for job in jobs]
+    for events in [executor.submit(job) for job in jobs]:
+        while next(events).update < 4:
+            pass
+    executor.close()
+    for folder in folders:
+        saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+        assert saved["metrics"] == (folder / "metrics.jsonl").stat().st_size
+
+
+@pytest.fixture
+def two_ranks(tiny, tmp_path):
+    """A job on two ranks; fp64, so that sums over ranks in another order show in the last digits."""
+    recipe = replace(tiny, precision="fp64")
+    return Job("two", recipe, tmp_path / "two", replace(CPU, ranks=2, checkpoint_seconds=0))
+
+
+def test_a_job_on_two_ranks_has_the_numbers_of_one(executor, two_ranks, tmp_path):
+    *records, summary = executor.submit(two_ranks)
+    alone = train(two_ranks.recipe, out=tmp_path / "one", device="cpu", threads=1)
+    assert summary.accuracy == alone.accuracy
+    assert summary.distance == pytest.approx(alone.distance, rel=1e-9)
+    assert [record.update for record in records] == [
+        record.update for record in read_records(tmp_path / "one" / "metrics.jsonl")
+    ]
+
+
+def test_a_job_whose_ghosts_do_not_divide_the_shards_is_refused_as_train_does(executor, two_ranks):
+    job = replace(two_ranks, recipe=replace(two_ranks.recipe, ghost=64))
+    with pytest.raises(InputError, match=r"^ghost: 64 does not divide"):
+        list(executor.submit(job))
+
+
+def test_a_killed_rank_is_a_dead_worker_and_its_job_continues(executor, two_ranks):
+    long = replace(two_ranks.recipe.regime, epochs=3.2, drops=())  # 200 updates
+    job = replace(two_ranks, recipe=replace(two_ranks.recipe, regime=long))
+    events = executor.submit(job)
+    while next(events).update < 20:
+        pass
+    launcher = executor._workers[-1].process.pid
+    os.kill(children_of(launcher)[1], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"^the worker for two died \(exit code 1\)$"):
+        list(events)
+    records = list(executor.submit(job))
+    assert records[0].update > 0
+    assert records[-1].status == "finished"
+
+
+def children_of(pid):
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def test_workers_keep_the_study_locked_until_they_end(tiny, tmp_path):

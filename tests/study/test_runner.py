@@ -5,7 +5,6 @@ import json
 import pickle
 import resource
 from dataclasses import replace
-from pathlib import Path
 from threading import get_ident
 from time import process_time
 
@@ -19,7 +18,6 @@ from ghostbatch.study import (
     Study,
     Where,
     WorkerDied,
-    find_recipe,
     find_study,
     run_study,
 )
@@ -150,8 +148,8 @@ def only(column, *errors):
     return error
 
 
-def died(code=-9):
-    return WorkerDied(Job("f1-digits SB seed 0", find_recipe("f1-digits"), Path(), Where()), code)
+def died(how="SIGKILL"):
+    return WorkerDied("f1-digits SB seed 0", how)
 
 
 def test_a_refused_cell_fails_at_once_and_the_others_go_on(fail_at):
@@ -176,7 +174,7 @@ def test_a_cell_whose_worker_dies_is_tried_again_after_the_others(fail_at):
 @pytest.mark.filterwarnings("ignore:the worker for")
 def test_a_cell_whose_worker_dies_three_times_has_failed(fail_at):
     cells = find_study("quick").cells(["SB", "LB"], [0])
-    failures, events, jobs = fail_at(cells, only("SB", died(), died(), died(1)))
+    failures, events, jobs = fail_at(cells, only("SB", died(), died(), died("exit code 1")))
     reason = "its worker died 3 times, the last time by exit code 1"
     assert failures == [Failure("f1-digits SB seed 0", reason)]
     assert jobs == ["SB", "LB", "SB", "SB"]
