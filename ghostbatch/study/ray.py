@@ -53,7 +53,7 @@ class RayExecutor:
         if self._connected:
             _connect(self._ray, address)
         self._stop = _start_stop(self._ray)
-        self._run = self._ray.remote(_run_job).options(num_returns="streaming", max_retries=0)
+        self._run = self._ray.remote(num_returns="streaming", max_retries=0)(_run_job)
         self._tasks: dict[Any, bool] = {}
         """The tasks that have not ended, and whether each has begun."""
 
@@ -87,12 +87,13 @@ class RayExecutor:
     def _check_folder(self, out: Path, nodes: Sequence[Mapping[str, Any]]) -> None:
         """Refuse a folder that some node does not see; warn where its lock does not hold."""
         probe = out / f".seen-{token_hex(4)}"
-        look = self._ray.remote(_look).options(num_cpus=0, max_retries=0)
+        look = self._ray.remote(num_cpus=0, max_retries=0)(_look)
         probe.touch()
         try:
+            strategies = (_on_node(node["NodeID"]) for node in nodes)
             looks = [
-                look.options(scheduling_strategy=_on_node(node["NodeID"])).remote(probe)
-                for node in nodes
+                look.options(scheduling_strategy=each).remote(probe, SEEN_WITHIN)
+                for each in strategies
             ]
             for node, found in zip(nodes, looks, strict=True):
                 host = node["NodeManagerHostname"]
@@ -142,16 +143,17 @@ class RayExecutor:
     def close(self) -> None:
         """Have every running job save a checkpoint and end; an interrupt meanwhile kills them."""
         ray, tasks = self._ray, dict(self._tasks)
+        running = {task.completed(): task for task, begun in tasks.items() if begun}
+        left = list(running)
         try:
-            if tasks:
-                self._stop.ask.remote()
-                for task in (task for task, begun in tasks.items() if not begun):
-                    ray.cancel(task)
-                running = [task.completed() for task, begun in tasks.items() if begun]
-                ray.wait(running, num_returns=len(running), timeout=PATIENCE + POLL)
+            self._stop.ask.remote()
+            for task in (task for task, begun in tasks.items() if not begun):
+                ray.cancel(task)
+            if left:
+                left = ray.wait(left, num_returns=len(left), timeout=PATIENCE + POLL)[1]
         finally:
-            for task in tasks:
-                ray.cancel(task, force=True)
+            for each in left:  # Ray aborts this process if an ended task is cancelled like this
+                ray.cancel(running[each], force=True)
             ray.kill(self._stop)
             if self._connected:
                 ray.shutdown()
@@ -221,9 +223,9 @@ def _run_job(job: Job, stop: Any) -> Iterator[Event | LogLine | Exception | None
         executor.close()
 
 
-def _look(probe: Path) -> tuple[bool, bool]:
+def _look(probe: Path, seconds: float) -> tuple[bool, bool]:
     """Return whether this node sees a file, and the lock of its folder; a task of Ray."""
-    deadline = time.monotonic() + SEEN_WITHIN
+    deadline = time.monotonic() + seconds
     while not probe.exists():
         if time.monotonic() > deadline:
             return False, False

@@ -132,7 +132,7 @@ def test_at_the_close_every_job_of_a_worker_saves_its_current_update(tiny, tmp_p
 
 @pytest.fixture
 def two_ranks(tiny, tmp_path):
-    """A job on two ranks; fp64, so that sums over ranks in another order show in the last digits."""
+    """A job on two ranks, in fp64: the order of sums shows in the last digits only."""
     recipe = replace(tiny, precision="fp64")
     return Job("two", recipe, tmp_path / "two", replace(CPU, ranks=2, checkpoint_seconds=0))
 
@@ -149,7 +149,7 @@ def test_a_job_on_two_ranks_has_the_numbers_of_one(executor, two_ranks, tmp_path
 
 def test_a_job_whose_ghosts_do_not_divide_the_shards_is_refused_as_train_does(executor, two_ranks):
     job = replace(two_ranks, recipe=replace(two_ranks.recipe, ghost=64))
-    with pytest.raises(InputError, match=r"^ghost: 64 does not divide"):
+    with pytest.raises(InputError, match=r"^ranks: batch 64 does not split"):
         list(executor.submit(job))
 
 
