@@ -10,5 +10,12 @@ STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(
 """Ctrl-C, the end of a process or of its terminal, and the warning of a cluster's scheduler."""
 
 
+def leave_signals_to_parent() -> None:
+    """Ignore all stop signals but SIGTERM, which the parent sends when it stops itself."""
+    for number in STOP_SIGNALS:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
+
+
 class Stopped(BaseException):
     """Raised by a run whose ``should_stop`` has asked it to, when it has saved a checkpoint."""

@@ -61,6 +61,8 @@ def command(argv: Sequence[str]) -> None:
     out, where, console = options.out, options.where, plain_console()
     cells = study.cells(columns, seeds, out)
     jobs = options.jobs
+    if jobs == 0 and options.ray is not None:
+        raise InputError("ray", "jobs 0 runs in this process", "leave out one of them")
     if jobs is None:  # Ray queues what it has no room for
         jobs = max(1, cores() // where.ranks if options.ray is None else len(cells))
     with progress_bars(console) as bars:

@@ -9,6 +9,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -27,19 +28,18 @@ PATIENCE = 20.0
 
 START = """
 from ghostbatch.processes import end_with_parent
+from ghostbatch.stop import leave_signals_to_parent
 end_with_parent()  # before torch is imported, which takes seconds
-from ghostbatch.study.worker import main
+leave_signals_to_parent()
+from {} import main
 main()
 """
+"""A program that ends with its parent."""
+
+WORKER = START.format("ghostbatch.study.worker")
 """The program of a worker, and of each rank of a job with several."""
 
-LAUNCH = """
-from ghostbatch.processes import end_with_parent
-end_with_parent()
-from torch.distributed.run import main
-main()
-"""
-"""torchrun as a program that ends with its parent."""
+TORCHRUN = START.format("torch.distributed.run")
 
 
 def log(line: LogLine) -> None:
@@ -132,7 +132,7 @@ class Worker:
         """How the process ended; or why it takes no job any more."""
         self._mutex = Lock()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", *(_launch(job) if where.ranks > 1 else (START,))],
+            [sys.executable, "-c", *(_launch(job) if where.ranks > 1 else (WORKER,))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[] if lock is None else [lock],
@@ -226,11 +226,16 @@ class Worker:
 
 
 def _launch(job: Job) -> tuple[str, ...]:
-    """Return the words after ``python -c`` that start a job on several ranks."""
+    """Return the words after ``python -c`` that start a job on several ranks.
+
+    The GPUs that ranks see are those of the job (`_environment`), so any of them will do.
+    """
+    device = job.where.device if job.where.device == "cpu" else "cuda"
+    sent = pickle.dumps(replace(job, where=replace(job.where, device=device)))
     return (
-        *(LAUNCH, "--standalone", f"--nproc-per-node={job.where.ranks}"),
-        "--signals-to-handle=SIGTERM",  # a terminal's signals are for the study
-        *("--no-python", sys.executable, "-c", START, b64encode(pickle.dumps(job)).decode()),
+        *(TORCHRUN, "--standalone", f"--nproc-per-node={job.where.ranks}"),
+        "--signals-to-handle=SIGTERM",
+        *("--no-python", sys.executable, "-c", WORKER, b64encode(sent).decode()),
     )
 
 

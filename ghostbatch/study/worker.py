@@ -39,7 +39,7 @@ from typing import Any
 import torch
 
 from ghostbatch.errors import InputError
-from ghostbatch.stop import STOP_SIGNALS, Stopped
+from ghostbatch.stop import Stopped
 from ghostbatch.study.executor import Event, Job, LogLine
 from ghostbatch.train import find_device
 from ghostbatch.train.capture import CAPTURING
@@ -56,9 +56,7 @@ def main() -> None:
     """Run jobs until stdin closes or SIGTERM comes."""
     ranked = [pickle.loads(b64decode(word)) for word in sys.argv[1:]]  # noqa: S301 (the study's)
     jobs: SimpleQueue[tuple[int, Job] | None] = SimpleQueue()
-    for number in STOP_SIGNALS:  # the study handles them, and ends its workers by SIGTERM
-        stops = number == signal.SIGTERM
-        signal.signal(number, (lambda *_: jobs.put(None)) if stops else signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: jobs.put(None))
     reply = _open_replies()
     _forward_log(reply)
     for job in ranked:

@@ -1,7 +1,9 @@
 """The executor of this machine: worker processes."""
 
 import os
+import pickle
 import signal
+from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -14,7 +16,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.files import locked
 from ghostbatch.study import Where, WorkerDied
 from ghostbatch.study.executor import Job
-from ghostbatch.study.local import LocalExecutor
+from ghostbatch.study.local import LocalExecutor, _environment, _launch
 from ghostbatch.train import Summary, read_header, read_records, train
 
 CPU = Where(device="cpu")
@@ -113,21 +115,20 @@ def test_jobs_that_might_change_each_others_numbers_have_workers_of_their_own(ti
         assert [len(worker._replies) for worker in executor._workers] == [2, 1, 1]
 
 
-def test_at_the_close_every_job_of_a_worker_saves_its_current_update(tiny, tmp_path):
-    long = replace(tiny, model=OWN, regime=replace(tiny.regime, epochs=1000, drops=()))
+@pytest.mark.parametrize(("count", "ranks"), [(2, 1), (1, 2)], ids=["two-threads", "two-ranks"])
+def test_at_the_close_every_job_saves_its_current_update(tiny, tmp_path, count, ranks):
+    recipe = replace(tiny, model=OWN, regime=replace(tiny.regime, epochs=1000, drops=()))
+    where = replace(CPU, checkpoint_seconds=1000, ranks=ranks)
+    jobs = [Job("", replace(recipe, seed=n), tmp_path / f"{n}", where) for n in range(count)]
     executor = LocalExecutor(cpu_jobs=2)
-    folders = [tmp_path / str(seed) for seed in (0, 1)]
-    jobs = [
-        Job(folder.name, replace(long, seed=int(folder.name)), folder, CPU) for folder in folders
-    ]
-    jobs = [replace(job, where=replace(CPU, checkpoint_seconds=1000)) for job in jobs]
     for events in [executor.submit(job) for job in jobs]:
         while next(events).update < 4:
             pass
     executor.close()
-    for folder in folders:
-        saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-        assert saved["metrics"] == (folder / "metrics.jsonl").stat().st_size
+    assert len(executor._workers) == 1
+    for job in jobs:
+        saved = torch.load(job.folder / "checkpoint.pt", weights_only=True)
+        assert saved["metrics"] == (job.folder / "metrics.jsonl").stat().st_size
 
 
 @pytest.fixture
@@ -166,6 +167,19 @@ def test_a_killed_rank_is_a_dead_worker_and_its_job_continues(executor, two_rank
     records = list(executor.submit(job))
     assert records[0].update > 0
     assert records[-1].status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("outside", "inside"), [(None, "2,3"), ("4,5,6,7", "6,7"), ("GPU-a,b,c,d", "c,d")]
+)
+def test_ranks_see_only_the_gpus_of_their_job(tiny, monkeypatch, outside, inside):
+    if outside is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", outside)
+    job = Job("", tiny, Path(), Where(device="cuda:2,3", ranks=2))
+    assert _environment(job.where)["CUDA_VISIBLE_DEVICES"] == inside
+    assert pickle.loads(b64decode(_launch(job)[-1])).where.device == "cuda"  # noqa: S301 (ours)
 
 
 def children_of(pid):
