@@ -8,6 +8,7 @@ while the job runs. A task is not retried by Ray: the study does that, as for an
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -166,10 +167,13 @@ def _connect(ray: Any, address: str) -> None:
         raise InputError("ray", problem, "run the command on a node of the cluster, with auto")
     handler = signal.getsignal(signal.SIGTERM)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    host, _, port = address.rpartition(":")
     try:
+        if host:  # Ray itself would try for a minute
+            socket.create_connection((host, int(port)), timeout=10).close()
         options = LOCAL if address == "local" else {}
         ray.init(address=address, logging_level="error", **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         problem = f"{address} cannot be reached ({_why(error)})"
         remedy = "use the address that ray start printed, or local"
         raise InputError("ray", problem, remedy) from None
@@ -250,5 +254,6 @@ def _cpus(where: Where) -> int:
 
 
 def _why(error: Exception) -> str:
-    """Return an error in one line: the last one of a traceback from another process."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+    """Return an error in one line: of a traceback the last line, and of that the first sentence."""
+    line = (str(error).strip().splitlines() or [""])[-1]
+    return f"{type(error).__name__}: {line.split('. ')[0]}"

@@ -186,6 +186,11 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch):
         RayExecutor("auto")
 
 
+def test_an_address_where_nothing_listens_is_refused():
+    with pytest.raises(InputError, match=r"^ray: 127.0.0.1:1 cannot be reached \(Connection"):
+        _connect(ray, "127.0.0.1:1")
+
+
 def test_ray_client_is_refused():
     with pytest.raises(InputError, match=r"^ray: Ray Client does not stream"):
         _connect(ray, "ray://host:10001")
