@@ -81,26 +81,31 @@ OWN = "f1"
 
 
 def test_jobs_in_threads_of_one_worker_have_the_bits_of_runs_alone(tiny, tmp_path, outcome):
-    """One diverges and one is refused meanwhile."""
-    recipes = [replace(tiny, model=OWN, seed=seed) for seed in (0, 1)]
-    hot = replace(recipes[0], clip=None, regime=replace(tiny.regime, lr=1e25, drops=()))
-    jobs = [Job(f"{n}", each, tmp_path / f"{n}", CPU) for n, each in enumerate((*recipes, hot))]
-    jobs.append(Job("refused", tiny, tmp_path / "refused", replace(CPU, micro=48)))
-    jobs[-1] = replace(jobs[-1], recipe=replace(jobs[-1].recipe, model=OWN))
-    with closing(LocalExecutor(cpu_jobs=4)) as executor:
-        events = [executor.submit(job) for job in jobs]
-        assert len(executor._workers) == 1
-        with ThreadPoolExecutor() as pool:
-            *ended, refused = [pool.submit(list, each) for each in events]
+    """They start while another is running; one diverges and one is refused meanwhile."""
+    short = replace(tiny, model=OWN)
+    long = replace(short, regime=replace(tiny.regime, epochs=3.2))
+    hot = replace(short, clip=None, regime=replace(tiny.regime, lr=1e25, drops=()))
+    recipes = {"long": long, "short": replace(short, seed=1), "hot": hot}
+    jobs = [Job(name, recipe, tmp_path / name, CPU) for name, recipe in recipes.items()]
+    refused = Job("refused", short, tmp_path / "refused", replace(CPU, micro=48))
+    with closing(LocalExecutor(cpu_jobs=4)) as executor, ThreadPoolExecutor() as pool:
+        events = executor.submit(jobs[0])
+        while next(events).update < 2:
+            pass
+        others = [executor.submit(job) for job in (*jobs[1:], refused)]
+        *ended, failed = [pool.submit(list, each) for each in (events, *others)]
         assert [each.result()[-1].status for each in ended] == ["finished"] * 2 + ["diverged"]
         with pytest.raises(InputError, match=r"^micro: "):
-            refused.result()
-    for number, recipe in enumerate((*recipes, hot)):
-        train(recipe, out=tmp_path / "alone" / str(number), device="cpu", threads=1)
-        together, alone = tmp_path / str(number), tmp_path / "alone" / str(number)
-        if recipe is not hot:  # which ends without a checkpoint
-            assert outcome(together) == outcome(alone)
-        assert (together / "metrics.jsonl").read_text() == (alone / "metrics.jsonl").read_text()
+            failed.result()
+        assert len(executor._workers) == 1
+    for name, recipe in recipes.items():
+        alone = tmp_path / "alone" / name
+        train(recipe, out=alone, device="cpu", threads=1)
+        assert (tmp_path / name / "metrics.jsonl").read_text() == (
+            alone / "metrics.jsonl"
+        ).read_text()
+        if recipe is not hot:  # which has no checkpoint
+            assert outcome(tmp_path / name) == outcome(alone)
 
 
 def test_jobs_that_might_change_each_others_numbers_have_workers_of_their_own(tiny, tmp_path):
