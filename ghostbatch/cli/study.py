@@ -40,7 +40,7 @@ class StudyOptions:
     seeds: str | None = None
     """These seeds in place of the study's own, for example 0,1,2."""
     jobs: int | None = None
-    """Largest number of runs at a time; 0 runs them in this process; None is one per core."""
+    """Most runs at a time; 0 runs them in this process; None is one per core, with Ray no limit."""
     ray: str | None = None
     """Run on a Ray cluster: its address; auto is the one of this machine, local starts one here."""
     where: Annotated[Where, tyro.conf.arg(name="")] = field(default_factory=Where)

@@ -14,8 +14,10 @@ What threads share, and what is done about it:
 - Signals reach the main thread only: it sets a flag that runs ask for (``should_stop``).
 - cuDNN's flags, and the default number of threads: every run sets the same and restores the same,
   since this process begins with them (`cudnn_choice` below, OMP_NUM_THREADS).
-- A CUDA graph: captures and `empty_cache` take turns (`CAPTURING`), and each job has its stream.
-- Filters of warnings: a warning may be lost while another thread ignores warnings for a moment.
+- A GPU: captures of graphs, `empty_cache` and the building of networks take turns (`PROCESS`), and
+  each job has its stream.
+- Filters of warnings: after two threads have ignored warnings at the same time (`read_checkpoint`),
+  later ones may be lost. No number depends on them.
 - Caches of kernels (`ops`, Triton) hold nothing that depends on a run. A backend that breaks in one
   run is replaced in all (`ops.backends.select`).
 - A crash of the process ends all of its jobs. Each continues in a worker of its own.
@@ -38,12 +40,11 @@ from typing import Any
 
 import torch
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, RankError
 from ghostbatch.stop import Stopped
 from ghostbatch.study.executor import Event, Job, LogLine
 from ghostbatch.train import find_device
-from ghostbatch.train.capture import CAPTURING
-from ghostbatch.train.device import cudnn_choice
+from ghostbatch.train.device import PROCESS, cudnn_choice
 
 Reply = Callable[[int, Event | LogLine | Exception], None]
 """Sends a message about the job of a number."""
@@ -105,6 +106,8 @@ def _run(number: int, job: Job, reply: Reply, stop: Flag, streams: Streams) -> N
         return
     except BrokenPipeError:  # the study is gone
         os._exit(0)
+    except RankError:  # torchrun tells which rank was lost
+        os._exit(1)
     except (InputError, OSError) as error:
         reply(number, error)
     except BaseException:  # a fault; on a GPU nothing can be trusted after some of them
@@ -114,9 +117,12 @@ def _run(number: int, job: Job, reply: Reply, stop: Flag, streams: Streams) -> N
 
 @contextmanager
 def _own_stream(job: Job, streams: Streams) -> Iterator[None]:
-    """On a GPU, run in a stream that no other job uses; in the end give its memory back."""
+    """On a GPU, run in a stream that no other job uses; in the end give its memory back.
+
+    A rank has its process to itself, and needs none.
+    """
     device = find_device(job.where.device)
-    if device.type != "cuda":
+    if device.type != "cuda" or job.where.ranks > 1:
         yield
         return
     stream = streams.pop() if streams else torch.cuda.Stream(device)
@@ -125,7 +131,7 @@ def _own_stream(job: Job, streams: Streams) -> Iterator[None]:
             yield
     finally:
         streams.append(stream)
-        with CAPTURING:
+        with PROCESS:
             torch.cuda.empty_cache()
 
 

@@ -1,7 +1,6 @@
 """Runs each update as one CUDA graph, which the host launches at once."""
 
 from collections.abc import Iterator
-from threading import Lock
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ import torch
 from ghostbatch.data import Feed, MicroBatch, TensorFeed
 from ghostbatch.errors import InputError
 from ghostbatch.nn import MODELS
+from ghostbatch.train.device import PROCESS
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import BatchSplit
 from ghostbatch.train.state import State
@@ -16,9 +16,6 @@ from ghostbatch.train.update import Update
 
 WARM_UP = 3
 """Updates that run eagerly before the capture: they compile kernels and make momentum buffers."""
-
-CAPTURING = Lock()
-"""Held during a capture: there may be one at a time, and no `torch.cuda.empty_cache` meanwhile."""
 
 
 class CapturedUpdate(Update):
@@ -82,9 +79,9 @@ class CapturedUpdate(Update):
         """Return the graph of an update; refuse a network that cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads of this process may use the GPU meanwhile.
+            # Other threads of this process may use the GPU meanwhile, but not capture.
             capture = torch.cuda.graph(graph, None, self._stream, capture_error_mode="thread_local")
-            with CAPTURING, capture:
+            with PROCESS, capture:
                 super().compute()
         except torch.OutOfMemoryError:
             raise

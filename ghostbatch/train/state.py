@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from ghostbatch.ops import backend_name
 from ghostbatch.ops.running.groups import ranks_in
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.train.device import PROCESS
 from ghostbatch.train.monitor import Monitor
 from ghostbatch.train.reference import DropTargets
 
@@ -136,9 +136,6 @@ def initial_model(recipe: Recipe, info: Info) -> nn.Module:
     return model
 
 
-_BUILDING = Lock()
-
-
 @contextmanager
 def _default_generator() -> Iterator[None]:
     """Keep PyTorch's default generators to one thread, and leave them as they were.
@@ -146,7 +143,7 @@ def _default_generator() -> Iterator[None]:
     Networks draw their weights from them, and runs in other threads may build theirs.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with _BUILDING, torch.random.fork_rng(devices=list(devices)):
+    with PROCESS, torch.random.fork_rng(devices=list(devices)):
         yield
 
 

@@ -9,7 +9,8 @@ import torch
 from ghostbatch import InputError, Recipe, Regime, train
 from ghostbatch.data import find_info
 from ghostbatch.nn.norm import GhostBatchNorm
-from ghostbatch.train.state import _BUILDING, can_share_process, initial_model
+from ghostbatch.train.device import PROCESS
+from ghostbatch.train.state import can_share_process, initial_model
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_runs_that_may_share_a_process_use_its_generator_only_to_build(tiny, mon
         original = getattr(torch.random, name)
 
         def note(*arguments, original=original):
-            held.append(_BUILDING.locked())
+            held.append(PROCESS.locked())
             return original(*arguments)
 
         for module in (torch, torch.random):
