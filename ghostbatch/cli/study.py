@@ -50,7 +50,7 @@ def command(argv: Sequence[str]) -> None:
     """Run a study; print its tables, the path of its page, and what failed."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
-            "study", "torchrun would run it once per rank", "start it alone; it has --jobs"
+            "study", "torchrun would run it once per rank", "start it alone; it has --ranks"
         )
     study, options = _read(argv)
     seeds = _seeds(options.seeds) if options.seeds is not None else None

@@ -83,7 +83,7 @@ OWN = "f1"
 def test_jobs_in_threads_of_one_worker_have_the_bits_of_runs_alone(tiny, tmp_path, outcome):
     """They start while another is running; one diverges and one is refused meanwhile."""
     short = replace(tiny, model=OWN)
-    long = replace(short, regime=replace(tiny.regime, epochs=3.2))
+    long = replace(short, regime=replace(tiny.regime, epochs=0.8))
     hot = replace(short, clip=None, regime=replace(tiny.regime, lr=1e25, drops=()))
     recipes = {"long": long, "short": replace(short, seed=1), "hot": hot}
     jobs = [Job(name, recipe, tmp_path / name, CPU) for name, recipe in recipes.items()]
@@ -160,10 +160,10 @@ def test_a_job_whose_ghosts_do_not_divide_the_shards_is_refused_as_train_does(ex
 
 
 def test_a_killed_rank_is_a_dead_worker_and_its_job_continues(executor, two_ranks):
-    long = replace(two_ranks.recipe.regime, epochs=3.2, drops=())  # 200 updates
+    long = replace(two_ranks.recipe.regime, epochs=1.6, drops=())  # 100 updates
     job = replace(two_ranks, recipe=replace(two_ranks.recipe, regime=long))
     events = executor.submit(job)
-    while next(events).update < 20:
+    while next(events).update < 10:
         pass
     launcher = executor._workers[-1].process.pid
     os.kill(children_of(launcher)[1], signal.SIGKILL)
