@@ -71,8 +71,10 @@ def command(argv: Sequence[str]) -> None:
         def start(lock: int) -> Executor:
             left = len(cells) - sum(read_ended(cell.folder(out)) is not None for cell in cells)
             if options.ray is None:
+                local = LocalExecutor(lock)
+                local.prepare(out, where)  # may refuse, before a line says that workers start
                 progress.start(jobs, left)
-                return LocalExecutor(lock)
+                return local
             cluster = RayExecutor(options.ray)
             progress.start(min(jobs, cluster.cpus), left)
             return cluster
