@@ -28,7 +28,7 @@ from ghostbatch.nn import MODELS
 from ghostbatch.train.capture import choose_update
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State, parameter_dtype, use_gpu_layers
+from ghostbatch.train.state import State, image_format, use_gpu_layers
 from ghostbatch.train.update import Update
 
 CASES = (
@@ -55,9 +55,8 @@ def our_update(network: str, batch: int) -> Update:
     split = split_batch(recipe, state.model, None, world=1)
     if DEVICE.type == "cuda":
         use_gpu_layers(state.model, recipe, one_rank=True)
-    feed = open_feed(
-        data, batch=batch, seed=0, augment=True, device=DEVICE, dtype=parameter_dtype(recipe)
-    )
+    how = image_format(state.model, recipe, DEVICE)
+    feed = open_feed(data, batch=batch, seed=0, augment=True, device=DEVICE, **how)
     return choose_update(state, feed, Ranks())(state, feed, split, Ranks())
 
 
