@@ -63,7 +63,10 @@ class FlatWeights:
         self._leaves = sorted(_leaves(model), key=lambda leaf: not leaf.is_copy)
         total = _line_up(self._leaves)
         device = next(model.parameters()).device
-        self._weights, self._grads, self._momentum = torch.zeros(3, total.weights, device=device)
+        # A checkpoint holds whole buffers, so each is one of its own.
+        self._weights, self._grads, self._momentum = (
+            torch.zeros(total.weights, device=device) for _ in range(3)
+        )
         self._copies = torch.zeros(total.copies, dtype=dtype, device=device)
         self._leaf_grads = torch.zeros(total.leaves, device=device)
         sources, targets = _tables(self._leaves, total)
