@@ -13,8 +13,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ghostbatch.data import Feed, MicroBatch, to_device
 from ghostbatch.draws import generator, key
-from ghostbatch.nn import MODELS, call_with_cast_weights
-from ghostbatch.optim import noise_weights
+from ghostbatch.nn import MODELS, DropConnect, call_with_cast_weights
+from ghostbatch.optim import noise_weights, random_labels
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import BatchSplit
 from ghostbatch.train.state import State, autocast
@@ -47,6 +47,10 @@ class Update:
         self._noise: Tensor | None = None
         if self.recipe.noise:
             self._noise = torch.empty(self.recipe.batch, device=state.device)
+        self._labels: Tensor | None = None  # label noise, see `random_labels`
+        if self.recipe.label_noise:
+            self._labels = torch.empty(self.recipe.batch, dtype=torch.long, device=state.device)
+        self.dropconnect = DropConnect(state.model, self.recipe.dropconnect)
         # A fused optimizer's kernel reads found_inf and leaves the weights alone where it is 1.
         self._skips_on_device = state.device.type == "cuda"
         if self._skips_on_device:
@@ -64,20 +68,26 @@ class Update:
         self.state.update += 1
 
     def prepare(self, stop: bool = False) -> None:
-        """Set the tensors that differ from update to update: noise, dropout's key, stop."""
+        """Set the tensors that differ from update to update: noise, keys of masks, stop."""
         recipe, update = self.recipe, self.state.update
         self._stop.fill_(stop)
         if self._noise is not None:
             draw = generator(recipe.seed, "noise", update)
             weights = noise_weights(recipe.batch, recipe.batch, recipe.base_batch, draw)
             self._noise.copy_(to_device(weights, self._noise.device))
+        if self._labels is not None:
+            draw = generator(recipe.seed, "labels", update)
+            labels = random_labels(recipe.batch, self.state.classes, recipe.label_noise, draw)
+            self._labels.copy_(to_device(labels, self._labels.device))
+        self.dropconnect.set_key(key(recipe.seed, "dropconnect", update))
         if self.state.position is not None:
             self.state.position.key.fill_(key(recipe.seed, "dropout", update))
 
     def compute(self) -> None:
         """Compute the gradients, add to the monitor, clip and step."""
         recipe, state = self.recipe, self.state
-        sums = torch.cat([self.compute_gradients(), self._stop])
+        with self.dropconnect.masked():
+            sums = torch.cat([self.compute_gradients(), self._stop])
         if self.ranks.world > 1:
             dist.all_reduce(sums)
         loss, correct, stops = sums.unbind()
@@ -92,8 +102,8 @@ class Update:
     def compute_gradients(self) -> Tensor:
         """Set every ``grad`` to that of the batch's mean loss, after `prepare`.
 
-        Return this rank's summed loss, without noise, and its number of correct answers: a float64
-        tensor of two values.
+        Return this rank's summed loss, without noise and for the true labels, and its number of
+        correct answers: a float64 tensor of two values.
         """
         self.state.optimizer.zero_grad(set_to_none=True)
         factor = self.ranks.world / self.recipe.batch  # DDP averages over ranks
@@ -104,9 +114,13 @@ class Update:
                 with self.autocast:
                     outputs = self.forward(micro.images)
                     losses = F.cross_entropy(outputs, micro.labels, reduction="none")
-                weighted = losses
+                    weighted = losses
+                    if self._labels is not None:
+                        drawn = self._labels[micro.positions]
+                        noisy = torch.where(drawn < 0, micro.labels, drawn)
+                        weighted = F.cross_entropy(outputs, noisy, reduction="none")
                 if self._noise is not None:
-                    weighted = losses * self._noise[micro.positions].to(losses.dtype)
+                    weighted = weighted * self._noise[micro.positions].to(losses.dtype)
                 (weighted.sum() * factor).backward()
             correct = outputs.detach().argmax(1) == micro.labels
             sums = sums + torch.stack([losses.detach().double(), correct]).sum(1)
