@@ -18,7 +18,7 @@ def connections(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class DropConnect:
-    """Drops each connection of a model with probability ``p``, and scales the others by 1 / (1 - p).
+    """Drops each connection of a model with probability ``p``; scales the others by 1 / (1 - p).
 
     Masks depend on the key of an update and on the position of a weight, so they are the same for
     all ranks and micro-batches of an update. With p = 0 nothing is done.
