@@ -54,12 +54,6 @@ VARIANTS = {
     "augmented": {"augment": True},
     "noise": {"noise": True},
     "label noise": {"label_noise": 0.3},
-    "dropconnect": {"dropconnect": 0.3},
-    "dropconnect of folded convolutions": {
-        "model": "resnet44",
-        "precision": "bf16",
-        "dropconnect": 0.1,
-    },
     "not clipped": {"clip": None},
     "bf16": {"precision": "bf16"},
     "widths that do not fold": {

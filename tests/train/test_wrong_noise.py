@@ -2,19 +2,22 @@
 
 from dataclasses import replace
 from math import sqrt
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.func import functional_call
 
 from ghostbatch import InputError, train
-from ghostbatch.data import load, open_feed
+from ghostbatch.data import TensorFeed, load, open_feed
 from ghostbatch.draws import generator, key
 from ghostbatch.nn import MODELS
 from ghostbatch.nn.dropconnect import DropConnect, connections
 from ghostbatch.nn.dropout import BatchPosition, keep_mask
 from ghostbatch.optim import random_labels
+from ghostbatch.train.capture import CapturedUpdate, choose_update
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
 from ghostbatch.train.state import State, initial_model
@@ -76,6 +79,27 @@ def test_dropconnect_has_the_gradients_of_a_network_with_masked_weights(tiny):
     right, loss = expected(tiny, weights=masked)
     torch.testing.assert_close(mine, right)
     assert logged == pytest.approx(loss, rel=1e-5)
+
+
+def test_every_update_has_its_own_draws_whatever_came_before(tiny):
+    update = first_update(replace(tiny, label_noise=0.3, dropconnect=0.3))
+    for number in (2, 0, 1):
+        update.state.update = number
+        update.prepare()
+        drawn = random_labels(tiny.batch, 10, 0.3, generator(tiny.seed, "labels", number))
+        assert torch.equal(update._labels, drawn)
+        assert update.dropconnect._update.key == key(tiny.seed, "dropconnect", number)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [({}, CapturedUpdate), ({"label_noise": 0.3}, CapturedUpdate), ({"dropconnect": 0.3}, Update)],
+    ids=str,
+)
+def test_a_run_with_dropconnect_is_eager_on_a_gpu(tiny, changes, kind):
+    plan = replace(tiny, **changes).plan(4000)
+    state = SimpleNamespace(device=torch.device("cuda"), plan=plan)
+    assert choose_update(state, object.__new__(TensorFeed), Ranks()) is kind
 
 
 def test_dropconnect_masks_the_chosen_part_of_the_weights_and_restores_all(tiny):
@@ -145,7 +169,9 @@ def test_glorot_weights_have_its_variance_and_biases_are_zero(tiny):
         fans = weight.shape[0] + weight.shape[1]
         assert weight.abs().max() <= sqrt(6 / fans)
         assert weight.var().item() == pytest.approx(2 / fans, rel=0.1), name
-    assert all(not p.any() for name, p in model.named_parameters() if name.endswith("linear.bias"))
+    biases = [layer.bias for layer in model.modules() if isinstance(layer, nn.Linear)]
+    assert len(biases) == 6
+    assert not any(bias.any() for bias in biases)
     again = initial_model(recipe, info)
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
     assert len(connections(MODELS["c1"]())) == 5
