@@ -7,6 +7,8 @@ import pytest
 
 from ghostbatch.cli import study as command
 from ghostbatch.study import read_study
+from ghostbatch.study.select import scaled
+from ghostbatch.study.studies import columns
 
 
 @pytest.fixture
@@ -112,7 +114,9 @@ def test_the_columns_of_a_recipe_run_to_their_ends_at_a_small_scale(run, tmp_pat
         summary = json.loads(path.read_text())
         assert summary["status"] == "finished"
         updates[path.parts[-3]] = summary["updates"]
-    assert updates == {"LB": 3, "+RA": 25}  # SB has 25
+    declared = scaled(columns("f1-digits", 256, 32), 0.05).cells(["SB", "LB"], [0])
+    planned = {cell.column: cell.plan.updates for cell in declared}
+    assert updates == {"LB": planned["LB"], "+RA": planned["SB"]}
     assert read_study(home).scale == 0.05
     assert "+RA" in out
     code, _, err = run("study", *words.replace("0.05", "0.1").split(), "--out", str(home))

@@ -58,8 +58,11 @@ def test_a_scale_that_is_no_factor_is_refused(scale):
 
 
 def test_a_scale_that_leaves_no_update_is_refused_by_the_cell():
-    with pytest.raises(InputError, match=r"^regime.epochs: f1-digits LB: 0.004 are less than one"):
-        scaled(find_study("quick"), 0.001).cells(["LB"])
+    line = (
+        r"^regime.epochs: resnet44-cifar10 LB: 0.002 are less than one update; use more epochs, or"
+    )
+    with pytest.raises(InputError, match=line):
+        scaled(find_study("table1"), 1e-5).cells(["LB"], rows=["resnet44-cifar10"])
 
 
 def test_other_data_replace_those_of_every_row_and_the_papers_figures():
