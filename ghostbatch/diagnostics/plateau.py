@@ -92,16 +92,16 @@ def _checked(curve: Curve, drop: float, end: float) -> tuple[np.ndarray, np.ndar
 
 
 def _interval(middle: float, error: float, freedom: int, level: float) -> tuple[float, float]:
-    reach = student_quantile(level, freedom) * error
+    reach = student_quantile(freedom, level) * error
     return middle - reach, middle + reach
 
 
-def student_quantile(level: float, freedom: int) -> float:
+def student_quantile(freedom: int, level: float = 0.95) -> float:
     """Return q with P(-q < T < q) = level, for T of Student's t with so many degrees of freedom.
 
     With t = sqrt(freedom) tan(angle) the density of the angle is cos(angle)^(freedom - 1).
 
-    >>> round(student_quantile(0.95, 2), 3), round(student_quantile(0.95, 1000), 3)
+    >>> round(student_quantile(2), 3), round(student_quantile(1000), 3)
     (4.303, 1.962)
     """
     angles = np.linspace(0, pi / 2, ANGLES)

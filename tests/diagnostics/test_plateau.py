@@ -12,7 +12,7 @@ stats = pytest.importorskip("scipy.stats")
 @pytest.mark.parametrize("freedom", [1, 2, 3, 10, 100])
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
 def test_the_quantile_is_that_of_students_t(level, freedom):
-    assert student_quantile(level, freedom) == pytest.approx(
+    assert student_quantile(freedom, level) == pytest.approx(
         stats.t.ppf((1 + level) / 2, freedom), rel=1e-5
     )
 
