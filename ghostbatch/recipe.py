@@ -131,12 +131,15 @@ class Recipe:
             )
         if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
             raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
+        self._check_probabilities()
+        self.optimizer.check(self.regime)
+        self._check_rates()
+
+    def _check_probabilities(self) -> None:
         for name in ("label_noise", "dropconnect"):
             if not 0 <= getattr(self, name) < 1:
                 problem = f"{getattr(self, name)} is not a probability below 1"
                 raise InputError(name, problem, "use 0 to turn it off")
-        self.optimizer.check(self.regime)
-        self._check_rates()
 
     def _check_rates(self) -> None:
         """Refuse rates, scaled as the run will, beyond the weights' dtype: an optimizer would."""

@@ -157,17 +157,17 @@ def _select(
 
 def _cells(study: Study, out: Path, options: StudyOptions) -> list[Cell]:
     """Return the cells of the rows, columns and seeds that the options select."""
-    rows, columns = (
+    rows, only = (
         text.split(",") if text is not None else None for text in (options.rows, options.columns)
     )
     seeds = _seeds(options.seeds) if options.seeds is not None else None
     scale = None if options.scale == 1 else options.scale
-    selected: dict[str, Any] = {"rows": rows, "columns": columns, "seeds": seeds, "scale": scale}
+    selected: dict[str, Any] = {"rows": rows, "columns": only, "seeds": seeds, "scale": scale}
     selected |= {"data": options.data, "device": options.where.device}
     for flag, value in selected.items():
         if value is not None and not study.rows:
             raise InputError(flag, f"{study.name} has no runs", "leave it out")
-    cells = study.cells(columns, seeds, out, rows)
+    cells = study.cells(only, seeds, out, rows)
     if options.data is not None:
         check_networks(cells)
     return cells

@@ -34,7 +34,7 @@ def paper_row(recipe: Recipe, large: int, ghost: int, paper: Sequence[float] = (
     recipes = {}
     for column, step in paper_columns(large, ghost).items():
         recipe = recipes[column] = step(recipe)
-    return Row(recipes, note=PAPER_NOTE, paper=dict(zip(recipes, paper, strict=False)))
+    return Row(recipes, note=PAPER_NOTE, paper=dict(zip(recipes, paper, strict=bool(paper))))
 
 
 def by_size(recipe: Recipe, sizes: Sequence[int], figures: tuple[str, ...] = FIGURES) -> Row:
@@ -67,7 +67,7 @@ def rate_or_noise(recipe: Recipe, large: int) -> Row:
         "noise": replace(large_batch, noise=True),
     }
     note = (
-        "All columns have as many updates. Noise gives the gradients of LB the covariance of the "
+        "All columns have the same number of updates. Noise gives the gradients of LB the covariance of the "
         "small batch's, so compare it with SB of the same updates."
     )
     return Row(columns, note=note)
