@@ -67,8 +67,8 @@ def rate_or_noise(recipe: Recipe, large: int) -> Row:
         "noise": replace(large_batch, noise=True),
     }
     note = (
-        "All columns have the same number of updates. Noise gives the gradients of LB the covariance of the "
-        "small batch's, so compare it with SB of the same updates."
+        "All columns have the same number of updates. Noise gives the gradients of LB the "
+        "covariance of the small batch's, so compare it with SB of the same updates."
     )
     return Row(columns, note=note)
 
