@@ -13,7 +13,7 @@ from ghostbatch.cli.flags import parse, print_help, take_name
 from ghostbatch.cli.words import sort_words
 from ghostbatch.data import find_info
 from ghostbatch.optim import Rule
-from ghostbatch.recipe import Hold, Plan
+from ghostbatch.recipe import Hold, Plan, Recipe
 from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.table import show_rates
 
@@ -47,9 +47,7 @@ def command(argv: Sequence[str]) -> None:
     recipe = find_recipe(name)
     about = about_one(does, name, RECIPES)
     options = parse(PlanOptions, words.flags, f"plan {name}", about=about)
-    ghost = options.ghost
-    if ghost == "auto":
-        ghost = min(128, recipe.base_batch, options.batch)
+    ghost = options.ghost and find_ghost(options.ghost, recipe, options.batch)
     adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold, options.reference)
     samples = find_info(recipe.data).samples
     plans = {"original": recipe.plan(samples), "adapted": adapted.plan(samples)}
@@ -61,6 +59,11 @@ def command(argv: Sequence[str]) -> None:
     for name in shown[0]:
         grid.add_row(name, *(lines[name] for lines in shown))
     Console().print(grid)
+
+
+def find_ghost(ghost: int | Literal["auto"], recipe: Recipe, batch: int) -> int:
+    """Return a ghost size as it is, or for "auto" that of the recipe at a batch."""
+    return min(128, recipe.base_batch, batch) if ghost == "auto" else ghost
 
 
 def _plan_data(plan: Plan) -> dict[str, Any]:

@@ -110,6 +110,21 @@ class FlatWeights:
             for leaf in leaves:
                 leaf.tensor.grad = None
 
+    def show_gradients(self) -> None:
+        """Set the ``grad`` of every parameter to what was taken over, for a diagnosis."""
+        self._collect()
+        for leaf in self._leaves:
+            leaf.parameter.grad = _view(self._grads, leaf.start, leaf.parameter.shape)
+
+    def _collect(self) -> None:
+        """Write the gradients of the weights, and sums of their squares."""
+        total = len(self._weights)
+        self._launch(
+            *(collect_kernel, total),
+            *(self._leaf_grads, self._targets, self._grads, self._partials, total),
+            COPIES=len(self._targets),
+        )
+
     def step(
         self,
         sums: Tensor,
@@ -142,11 +157,7 @@ class FlatWeights:
 
         """
         total = len(self._weights)
-        self._launch(
-            *(collect_kernel, total),
-            *(self._leaf_grads, self._targets, self._grads, self._partials, total),
-            COPIES=len(self._targets),
-        )
+        self._collect()
         self._launch(
             *(judge_kernel, 1),
             *(sums, self._partials, self._norm, numbers, diverged, len(self._partials)),

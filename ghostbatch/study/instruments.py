@@ -129,7 +129,8 @@ def potential(recipe: Recipe | None, out: Path, where: Where, on_progress: OnPro
     )
     return {
         **{name: getattr(found, name) for name in ("distances", "losses", "origin", "radius")},
-        **{"model": recipe.model, "data": recipe.data, "images": len(chosen), "walked": walked},
+        **{"model": recipe.model, "data": recipe.data, "init": recipe.init},
+        **{"images": len(chosen), "walked": walked},
     }
 
 

@@ -113,8 +113,9 @@ class CapturedUpdate(Update):
 def choose_update(state: State, feed: Feed, ranks: Ranks, capture: bool = True) -> type[Update]:
     """Return the kind of update of a run: a CUDA graph on one GPU with the data on it, if wanted.
 
-    fp64 has no graph, see `State`.
+    fp64 has no graph, see `State`. Neither has dropconnect: its masks were never tried in one.
     """
     on_one_gpu = state.device.type == "cuda" and ranks.world == 1 and isinstance(feed, TensorFeed)
-    fits = on_one_gpu and state.plan.recipe.precision != "fp64"
+    recipe = state.plan.recipe
+    fits = on_one_gpu and recipe.precision != "fp64" and not recipe.dropconnect
     return CapturedUpdate if capture and fits else Update

@@ -111,9 +111,11 @@ class Journal:
             last = self.record_validation()
         # The current gradients are clipped, and on a GPU may belong to a later update.
         update.prepare()
-        update.compute_gradients()
-        inputs = (micro.images for micro in update.micro_batches())
-        found = find_nonfinite(self.state.model, inputs, update.autocast)
+        with update.dropconnect.masked():
+            update.compute_gradients()
+            update.show_gradients()
+            inputs = (micro.images for micro in update.micro_batches())
+            found = find_nonfinite(self.state.model, inputs, update.autocast)
         sync_statistics(self.state.model)
         first = self.ranks.min_over_ranks(found)
         where = f", first in the {first.what}" if first else ""

@@ -16,6 +16,7 @@ from ghostbatch.nn import (
     convertible,
     find_model,
     fold_convolutions,
+    initialise_glorot,
     join_gradients,
     key_dropout,
     to_ghost,
@@ -40,7 +41,7 @@ class State:
 
     def __init__(self, plan: Plan, info: Info, device: torch.device) -> None:
         recipe = plan.recipe
-        self.plan, self.device = plan, device
+        self.plan, self.device, self.classes = plan, device, info.classes
         self.update = 0
         """Updates done."""
         self.seconds = 0.0
@@ -138,7 +139,10 @@ def plain_model(recipe: Recipe, info: Info) -> nn.Module:
     """Return the network before its first update, with the norm layers that its builder chose."""
     channels, size, _ = info.shape
     torch.manual_seed(key(recipe.seed, "weights"))
-    return find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+    model = find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+    if recipe.init == "glorot":
+        initialise_glorot(model)
+    return model
 
 
 def _check_convertible(recipe: Recipe, model: nn.Module) -> None:

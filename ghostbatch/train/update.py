@@ -13,10 +13,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ghostbatch.data import Feed, MicroBatch, to_device
 from ghostbatch.draws import generator, key, seed_generators
-from ghostbatch.nn import MODELS
+from ghostbatch.nn import MODELS, DropConnect
 from ghostbatch.ops.backends.base import has_triton
 from ghostbatch.ops.loss import summed_cross_entropy
-from ghostbatch.optim import noise_weights
+from ghostbatch.optim import noise_weights, random_labels
 from ghostbatch.train.monitor import FAR, PATIENCE
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import BatchSplit
@@ -53,6 +53,10 @@ class Update:
         self._noise: Tensor | None = None
         if self.recipe.noise:
             self._noise = torch.empty(self.recipe.batch, device=state.device)
+        self._labels: Tensor | None = None  # label noise, see `random_labels`
+        if self.recipe.label_noise:
+            self._labels = torch.empty(self.recipe.batch, dtype=torch.long, device=state.device)
+        self.dropconnect = DropConnect(state.model, self.recipe.dropconnect)
         # A fused optimizer's kernel reads found_inf and leaves the weights alone where it is 1.
         self._skips_on_device = state.device.type == "cuda"
         if self._skips_on_device:
@@ -84,20 +88,26 @@ class Update:
         return flat
 
     def prepare(self, stop: bool = False) -> None:
-        """Set the tensors that differ from update to update: noise, dropout's key, stop."""
+        """Set the tensors that differ from update to update: noise, keys of masks, stop."""
         recipe, update = self.recipe, self.state.update
         self._stop.fill_(stop)
         if self._noise is not None:
             draw = generator(recipe.seed, "noise", update)
             weights = noise_weights(recipe.batch, recipe.batch, recipe.base_batch, draw)
             self._noise.copy_(to_device(weights, self._noise.device))
+        if self._labels is not None:
+            draw = generator(recipe.seed, "labels", update)
+            labels = random_labels(recipe.batch, self.state.classes, recipe.label_noise, draw)
+            self._labels.copy_(to_device(labels, self._labels.device))
+        self.dropconnect.set_key(key(recipe.seed, "dropconnect", update))
         if self.state.position is not None:
             self.state.position.key.fill_(key(recipe.seed, "dropout", update))
 
     def compute(self) -> None:
         """Compute the gradients, add to the monitor, clip and step."""
         recipe, state = self.recipe, self.state
-        sums = torch.cat([self.compute_gradients(), self._stop])
+        with self.dropconnect.masked():
+            sums = torch.cat([self.compute_gradients(), self._stop])
         if self.flat is not None:
             self._step_flat(self.flat, sums)
             return
@@ -129,8 +139,8 @@ class Update:
     def compute_gradients(self) -> Tensor:
         """Compute the gradients of the batch's mean loss, after `prepare`.
 
-        Return this rank's summed loss, without noise, and its number of correct answers: a float64
-        tensor of two values.
+        Return this rank's summed loss, without noise and for the true labels, and its number of
+        correct answers: a float64 tensor of two values.
         """
         self.state.optimizer.zero_grad(set_to_none=True)
         factor = self.ranks.world / self.recipe.batch  # DDP averages over ranks
@@ -142,11 +152,20 @@ class Update:
                     outputs = (self.flat or self.parallel)(micro.images)
                     weights = None if self._noise is None else self._noise[micro.positions]
                     loss, found = summed_cross_entropy(outputs, micro.labels, weights)
+                    if self._labels is not None:
+                        drawn = self._labels[micro.positions]
+                        noisy = torch.where(drawn < 0, micro.labels, drawn)
+                        loss, _ = summed_cross_entropy(outputs, noisy, weights)
                 (loss * factor).backward()
             if self.flat is not None:
                 self.flat.take_gradients(add=micro.positions != self.positions[0])
             sums = sums + found
         return sums
+
+    def show_gradients(self) -> None:
+        """Set every ``grad`` to what `compute_gradients` computed, if it is not there already."""
+        if self.flat is not None:
+            self.flat.show_gradients()
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the coming update, with random draws keyed to each.
@@ -184,6 +203,7 @@ def uses_flat_weights(state: State, ranks: Ranks) -> bool:
         ranks.world == 1
         and recipe.model in MODELS
         and recipe.precision == "bf16"
+        and not recipe.dropconnect
         and type(state.optimizer) is torch.optim.SGD
         and len(state.optimizer.param_groups) == 1
         and has_triton(next(state.model.parameters()).detach())

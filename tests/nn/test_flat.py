@@ -92,6 +92,17 @@ def test_gradients_of_micro_batches_add_up():
         assert_close(mine, right, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_can_be_shown_where_an_optimizer_would_have_them():
+    model, twin = network(), network()
+    flat = FlatWeights(model, torch.float32)
+    twin(batch(0)).square().sum().backward()
+    flat(batch(0)).square().sum().backward()
+    flat.take_gradients(add=False)
+    flat.show_gradients()
+    for mine, right in zip(model.parameters(), twin.parameters(), strict=True):
+        assert_close(mine.grad, right.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_the_network_reads_the_weights_in_the_lower_precision():
     model = network()
     flat = FlatWeights(model, torch.bfloat16)

@@ -1,8 +1,7 @@
 """The declared studies have the rows and columns of the paper."""
 
 import re
-from dataclasses import fields, replace
-from itertools import pairwise
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -81,39 +80,6 @@ def test_every_cell_has_another_folder_three_levels_down(name, tmp_path):
     assert all(len(folder.relative_to(tmp_path).parts) == 3 for folder in folders)
 
 
-def test_the_diffusion_study_changes_one_thing_per_row():
-    rows = find_study("diffusion").rows
-    for size, recipe in rows["before"].columns.items():
-        after = rows["after"].columns[size]
-        assert replace(after, lr_rule="none", ghost=None) == recipe
-        assert (after.lr_rule, after.ghost) == ("sqrt", 32)
-    for size, recipe in rows["no weight decay"].columns.items():
-        assert recipe.regime.weight_decay == 0
-        decayed = rows["before"].columns[size]
-        assert replace(recipe, regime=decayed.regime) == decayed
-    rate, noise = rows["rate or noise"].columns.values()
-    assert replace(noise, noise=False, lr_rule="sqrt") == rate
-
-
-def test_longer_runs_have_longer_first_phases_and_the_same_later_phases():
-    longer = find_study("diffusion").rows["longer"]
-    plans = [recipe.plan(4000) for recipe in longer.columns.values()]
-    firsts = [plan.drop_updates[0] for plan in plans]
-    assert firsts == [63, 125, 250, 500, 1000]
-    for plan in plans:
-        drops = (*plan.drop_updates, plan.updates)
-        tail = [b - a for a, b in pairwise(drops)]
-        assert tail == pytest.approx([125, 125], abs=1)
-
-
-def test_the_column_that_another_one_follows_is_run_with_it(tmp_path):
-    cells = find_study("diffusion").cells(["by distance"], [0], tmp_path)
-    assert [(cell.row, cell.column) for cell in cells] == [
-        ("by distance", "SB"),
-        ("by distance", "by distance"),
-    ]
-
-
 def test_the_size_of_a_data_set_is_looked_up_once_for_all_cells(monkeypatch):
     """A folder of images is listed for that."""
     asked = []
@@ -122,7 +88,7 @@ def test_the_size_of_a_data_set_is_looked_up_once_for_all_cells(monkeypatch):
         asked.append(name)
         return find_info(name, image_size)
 
-    monkeypatch.setattr("ghostbatch.study.studies.find_info", count)
+    monkeypatch.setattr("ghostbatch.study.declare.find_info", count)
     assert len(find_study("quick").cells(seeds=range(10))) == 50
     assert asked == ["digits"]
 

@@ -56,6 +56,7 @@ VARIANTS = {
     "plain norm": {"ghost": None},
     "augmented": {"augment": True},
     "noise": {"noise": True},
+    "label noise": {"label_noise": 0.3},
     "not clipped": {"clip": None},
     "bf16": {"precision": "bf16"},
     "widths that do not fold": {

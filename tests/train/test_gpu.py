@@ -17,7 +17,15 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize(
-    "changes", [{}, {"augment": True}, {"noise": True}, {"clip": None}], ids=str
+    "changes",
+    [
+        {},
+        {"augment": True},
+        {"noise": True},
+        {"clip": None},
+        {"label_noise": 0.3, "dropconnect": 0.2},
+    ],
+    ids=str,
 )
 def test_an_update_does_not_wait_for_the_gpu(tiny, changes):
     recipe, device, data = replace(tiny, **changes), torch.device("cuda"), load("digits")
