@@ -15,10 +15,10 @@ def ablation() -> Study:
     """One remedy at a time, for ResNet44 on CIFAR-10 at batch 4096.
 
     Command: ``ghostbatch study ablation``.
-    Rows: ghost norm without +LR; how ghosts update the running statistics; the square-root against
-    the linear rule, each with and without a warm-up of 5 epochs; ghosts of 16 to 4096; clipping,
-    warm-up or neither; noise of the right kind against label noise and dropconnect, both of 0.1;
-    drops of the rate by distance against +RA.
+    Compares: ghost norm without +LR; how ghosts update the running statistics; the square-root
+    against the linear rule, each with and without a warm-up of 5 epochs; ghosts of 16 to 4096;
+    clipping, warm-up or neither; noise of the right kind against label noise and dropconnect, both
+    of 0.1; drops of the rate by distance against +RA.
     The paper: ghost norm helps by itself; the mean over ghosts is worse than sequential updates;
     clipping acts mostly in the first updates, like a warm-up; label noise and dropconnect did not
     help.

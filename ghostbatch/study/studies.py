@@ -55,10 +55,10 @@ def diffusion() -> Study:
     """How far weights walk, in small: figures 2, B and C2 of the paper, and its title's claim.
 
     Command: ``ghostbatch study diffusion``.
-    Rows: distance by batch size before and after +LR and +GBN; the same without weight decay; the
-    scaled rate against noise, with controls; drops decided by distance against +RA; the first phase
-    from a quarter to four times as long, with the same later phases. Instrument: the loss around
-    the initial weights.
+    Compares: distance by batch size before and after +LR and +GBN; the same without weight decay;
+    the scaled rate against noise, with controls; drops decided by distance against +RA; the first
+    phase from a quarter to four times as long, with the same later phases. Instrument: the loss
+    around the initial weights.
     Expected: docs/diffusion.md.
     Cost: 13 minutes on two cores.
     """
