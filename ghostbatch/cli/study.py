@@ -18,11 +18,23 @@ from ghostbatch.cli.words import sort_words
 from ghostbatch.errors import InputError
 from ghostbatch.report.terminal import (
     StudyProgress,
+    describe_cost,
     instrument_progress,
     plain_console,
     progress_bars,
 )
-from ghostbatch.study import STUDIES, Failure, Study, Where, find_study, measure, run_study
+from ghostbatch.study import (
+    STUDIES,
+    Cell,
+    Cost,
+    Failure,
+    Study,
+    Where,
+    find_study,
+    measure,
+    measure_cost,
+    run_study,
+)
 from ghostbatch.study.local import LocalExecutor
 from ghostbatch.study.runner import read_ended
 
@@ -39,6 +51,8 @@ class StudyOptions:
     """These seeds in place of the study's own, for example 0,1,2."""
     jobs: int = field(default_factory=cores)
     """Largest number of runs at a time."""
+    dry_run: bool = False
+    """Print what is left to do, and an estimate of the time; run nothing."""
     where: Annotated[Where, tyro.conf.arg(name="")] = field(default_factory=Where)
 
 
@@ -56,12 +70,15 @@ def command(argv: Sequence[str]) -> None:
             raise InputError(flag, f"{study.name} has no runs", "leave it out")
     out, where, console = options.out, options.where, plain_console()
     cells = study.cells(columns, seeds, out)
+    if options.dry_run:
+        console.print(describe_cost(_cost(cells, options)))
+        return
     with progress_bars(console) as bars:
         progress = StudyProgress(cells, bars)
 
         def start(lock: int) -> LocalExecutor:
-            ended = sum(read_ended(cell.folder(out)) is not None for cell in cells)
-            progress.start(options.jobs, len(cells) - ended)
+            cost = _cost(cells, options)
+            progress.start(cost, min(options.jobs, len(cost.cells)))
             return LocalExecutor(lock)
 
         failures = run_study(
@@ -79,6 +96,12 @@ def command(argv: Sequence[str]) -> None:
     if failures:
         _print_and_list(out, console, failures)
     print_report(out, console)
+
+
+def _cost(cells: Sequence[Cell], options: StudyOptions) -> Cost:
+    """Return what the cells cost here that have not ended in the study's folder."""
+    left = [cell for cell in cells if read_ended(cell.folder(options.out)) is None]
+    return measure_cost(left, options.where, min(options.jobs, cores()))
 
 
 def _read(argv: Sequence[str]) -> tuple[Study, StudyOptions]:

@@ -1,6 +1,7 @@
 """The paper's tables and figures, declared, and the runner that executes their cells."""
 
 from ghostbatch.recipes import PROVISIONAL, RECIPES, find_recipe
+from ghostbatch.study.cost import Cost, measure_cost
 from ghostbatch.study.executor import Event, Failure, Where, WorkerDied
 from ghostbatch.study.instruments import Instrument, measure
 from ghostbatch.study.manifest import read_study
@@ -12,6 +13,7 @@ __all__ = [
     "RECIPES",
     "STUDIES",
     "Cell",
+    "Cost",
     "Event",
     "Failure",
     "Instrument",
@@ -22,6 +24,7 @@ __all__ = [
     "find_recipe",
     "find_study",
     "measure",
+    "measure_cost",
     "read_study",
     "run_study",
 ]
