@@ -154,7 +154,9 @@ class StudyProgress:
 
     def __init__(self, cells: Sequence[Cell], bars: Progress) -> None:
         self._cells, self._bars = cells, bars
-        self._all = bars.add_task("all", total=None, visible=bool(cells), steps="", note="")
+        self._all = bars.add_task(
+            "all", total=None, visible=bool(cells), steps="timing some updates", note=""
+        )
         self._running: dict[Cell, TaskID] = {}
         self._first: dict[Cell, int] = {}
         """The update at which this command began or continued each cell."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ghostbatch.data import find_info
-from ghostbatch.errors import InputError
 from ghostbatch.study.executor import Where
 from ghostbatch.study.placement import find_devices
 from ghostbatch.study.studies import Cell
@@ -69,7 +68,7 @@ def _time_kind(cells: Sequence[Cell], where: Where, device: torch.device) -> dic
     try:
         info = find_info(recipe.data, recipe.image_size)
         pace = measure_pace(costliest.plan, info, device, micro, where.threads)
-    except InputError:
+    except Exception:  # the cell's own run will report it, and the others go on
         return {}
     per_cost = pace.update * costliest.plan.updates / costliest.cost
     return {

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from ghostbatch.errors import InputError
 from ghostbatch.study import Cost, Row, Study, Where, find_recipe, find_study, measure_cost
 from ghostbatch.train import Pace
 from ghostbatch.train.loop import schedule
@@ -20,7 +19,7 @@ def timed(monkeypatch):
     def pace(plan, *_):
         plans.append(plan)
         if plan.recipe.model == "vgg":
-            raise InputError("model", "no", "none")
+            raise RuntimeError("a fault of the network")
         return Pace(update=(plan.recipe.batch + 32) / 1000, evaluation=2.0)
 
     monkeypatch.setattr("ghostbatch.study.cost.measure_pace", pace)
