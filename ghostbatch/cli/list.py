@@ -33,14 +33,14 @@ def command(argv: Sequence[str]) -> None:
         "recipes": [_recipe(name) for name in RECIPES],
         "studies": [_study(name) for name in STUDIES],
         "networks": [_entry(name, MODELS) for name in MODELS],
-        "data sets": [_entry(name, DATASETS) for name in DATASETS],
+        "data_sets": [_entry(name, DATASETS) for name in DATASETS],
     }
     if options.json:
         print(json.dumps(tables, indent=2))
         return
     width = max(len(entry["name"]) for table in tables.values() for entry in table)
     for title, table in tables.items():
-        print(title)
+        print(title.replace("_", " "))
         for entry in table:
             mark = " (provisional)" if entry.get("provisional") else ""
             print(f"  {entry['name']:<{width}} {_cost(entry)}{entry['about']}{mark}")
@@ -73,7 +73,8 @@ def _cost(entry: Mapping[str, Any]) -> str:
     """Return the updates and images of a recipe or a study, and a study's runs, as text."""
     if "updates" not in entry:
         return ""
-    if entry.get("runs") == 0:
-        return f"{'no training runs':>{46}}  "
     cost = f"{entry['updates']:>9,} updates {entry['images']:>13,} images  "
-    return f"{entry['runs']:>4,} runs {cost}" if "runs" in entry else cost
+    if "runs" not in entry:
+        return cost
+    cost = f"{entry['runs']:>4,} runs {cost}"
+    return cost if entry["runs"] else f"{'no training runs':<{len(cost)}}"

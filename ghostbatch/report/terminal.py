@@ -5,7 +5,7 @@ Where there is no terminal, or only a dumb one, there are no bars and no control
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, nan
+from math import inf
 from pathlib import Path
 
 from rich.console import Console
@@ -66,22 +66,17 @@ class TrainProgress:
     Pass `on_progress` and `on_record` to `train`, and call ``bars.stop`` after it.
     """
 
-    COLUMNS = (
-        "update",
-        "epoch",
-        "lr",
-        "training loss",
-        "validation loss",
-        "accuracy %",
-        "distance",
-    )
-    WIDTHS = (8, 8, 9, 15, 17, 12, 10)
+    COLUMNS = {
+        **{"update": 8, "epoch": 8, "lr": 9, "training loss": 15},
+        **{"validation loss": 17, "accuracy %": 12, "distance": 10},
+    }
+    """Headers of the lines, and their widths."""
 
     def __init__(self, name: str, out: Path, bars: Progress) -> None:
         self._name, self._out, self._bars = name, out, bars
         self._task: TaskID | None = None
         self._next = 0.0
-        self._training_loss = nan
+        self._training_loss = "-"
 
     @property
     def started(self) -> bool:
@@ -92,7 +87,7 @@ class TrainProgress:
         """Say what the run will do, when it begins; then show how far it is."""
         if self._task is None:
             print_fields(self._banner(now), self._bars.console)
-            self._print_line(self.COLUMNS)
+            self._print_line(list(self.COLUMNS))
             self._bars.start()
             self._task = self._bars.add_task(
                 self._name, total=now.end, completed=now.update, steps="", note=""
@@ -112,18 +107,15 @@ class TrainProgress:
     def on_record(self, record: Record) -> None:
         """Print a line for an evaluation, with the last training loss."""
         if record.split == "train":
-            self._training_loss = record.loss
+            self._training_loss = f"{record.loss:.4f}"
             return
-        trained = f"{self._training_loss:.4f}" if record.update else "-"
-        self._print_line(
-            (
-                *(f"{record.update:,}", f"{record.epoch:.4g}", f"{record.lr:.3g}", trained),
-                *(f"{record.loss:.4f}", f"{record.accuracy:.2f}", f"{record.distance:.2f}"),
-            )
-        )
+        when = (f"{record.update:,}", f"{record.epoch:.4g}", f"{record.lr:.3g}")
+        found = (f"{record.loss:.4f}", f"{record.accuracy:.2f}", f"{record.distance:.2f}")
+        self._print_line((*when, self._training_loss, *found))
 
     def _print_line(self, texts: Sequence[str]) -> None:
-        cells = (f"{text:>{width}}" for text, width in zip(texts, self.WIDTHS, strict=True))
+        widths = self.COLUMNS.values()
+        cells = (f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
         self._bars.console.print("".join(cells))
 
     def _banner(self, now: RunProgress) -> dict[str, str]:

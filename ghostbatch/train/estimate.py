@@ -105,7 +105,8 @@ def measure_pace(
         thread_count(threads or torch.get_num_threads()),
     ):
         if device.type == "cuda":
-            pace = _time_run(plan, batch, info, device, micro, capture)
+            with torch.cuda.device(device):
+                pace = _time_run(plan, batch, info, device, micro, capture)
             torch.cuda.empty_cache()  # for the processes that run the cells of a study
             return pace
         samples = min(batch, FIRST)

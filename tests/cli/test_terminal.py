@@ -109,7 +109,7 @@ def test_list_says_in_one_line_what_provisional_means(run):
 
 def test_list_prints_json(run):
     tables = json.loads(run("list", "--json")[1])
-    assert list(tables) == ["recipes", "studies", "networks", "data sets"]
+    assert list(tables) == ["recipes", "studies", "networks", "data_sets"]
     recipes = {entry["name"]: entry for entry in tables["recipes"]}
     assert {name for name in recipes if recipes[name]["provisional"]} == PROVISIONAL
     for name, entry in recipes.items():
