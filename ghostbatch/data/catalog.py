@@ -163,11 +163,15 @@ def open_feed(
     workers: int = 2,
     on_bad_image: OnBadImage = "fatal",
     skipped: SkippedImages | None = None,
+    patch: int = 1,
     **settings: Any,
 ) -> Feed:
-    """Return the feed for this kind of data; ``settings`` are the arguments of `TensorFeed`."""
+    """Return the feed for this kind of data; ``settings`` are the arguments of `TensorFeed`.
+
+    The feed of an image folder yields the images themselves, whatever ``patch`` is.
+    """
     if isinstance(data, FolderData):
         return FolderFeed(
             data, workers=workers, on_bad_image=on_bad_image, skipped=skipped, **settings
         )
-    return TensorFeed(data, **settings)
+    return TensorFeed(data, patch=patch, **settings)

@@ -1,6 +1,5 @@
 """Ghost batch norm layers, conversion of models, and the paper's networks."""
 
-from ghostbatch.nn.cast import call_with_cast_weights
 from ghostbatch.nn.convert import (
     convert_layers,
     convertible,
@@ -31,7 +30,6 @@ __all__ = [
     "GhostBatchNorm3d",
     "MaxPool2d",
     "MeanPool2d",
-    "call_with_cast_weights",
     "convert_layers",
     "convertible",
     "find_model",

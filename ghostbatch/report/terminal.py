@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
+from typing import ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -66,7 +67,7 @@ class TrainProgress:
     Pass `on_progress` and `on_record` to `train`, and call ``bars.stop`` after it.
     """
 
-    COLUMNS = {
+    COLUMNS: ClassVar = {
         **{"update": 8, "epoch": 8, "lr": 9, "training loss": 15},
         **{"validation loss": 17, "accuracy %": 12, "distance": 10},
     }

@@ -37,6 +37,8 @@ class CapturedUpdate(Update):
         self._graph: torch.cuda.CUDAGraph | None = None
         self._constants: list[Any] = []
         self._eager_updates = 0
+        self._draws_by_itself = True
+        """Whether the network draws random numbers on the GPU; supposed until it is known."""
         self._stays_eager = False
         self._seeded = torch.get_rng_state()
 
@@ -45,7 +47,8 @@ class CapturedUpdate(Update):
         super().prepare(stop)
         drawn = self.feed.draw(self.state.update)
         self._draws.copy_(drawn.pin_memory(), non_blocking=True)
-        super().seed_draws(self.positions[0].start)
+        if self._draws_by_itself:
+            super().seed_draws(self.positions[0].start)
 
     def batches(self) -> Iterator[MicroBatch]:
         """Yield the micro-batches that `_draws` describes."""
@@ -96,9 +99,9 @@ class CapturedUpdate(Update):
             super().compute()
         here.wait_stream(self._stream)
         index = torch.cuda.current_device() if device.index is None else device.index
-        draws = torch.cuda.default_generators[index].get_offset() > 0
+        self._draws_by_itself = torch.cuda.default_generators[index].get_offset() > 0
         # One graph has one seed, and nothing of what the host draws.
-        several = draws and len(self.positions) > 1
+        several = self._draws_by_itself and len(self.positions) > 1
         self._stays_eager = several or not torch.equal(torch.get_rng_state(), self._seeded)
 
     def close(self) -> None:

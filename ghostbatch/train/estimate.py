@@ -20,7 +20,7 @@ from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.loop import schedule
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import memory_remedy, split_batch
-from ghostbatch.train.state import State, autocast, parameter_dtype, use_gpu_layers
+from ghostbatch.train.state import State, autocast, image_format, parameter_dtype, use_gpu_layers
 
 PROBE = 32
 """Largest number of samples to measure the memory with."""
@@ -141,7 +141,7 @@ def _time_run(
         seed=recipe.seed,
         augment=recipe.augment,
         device=device,
-        dtype=parameter_dtype(recipe),
+        **image_format(state.model, recipe, device),
     )
     kind = choose_update(state, feed, ranks, capture and not is_folder(recipe.data))
     problem = f"{split.shard} samples at a time do not fit into this device's memory"

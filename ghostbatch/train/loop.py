@@ -34,7 +34,7 @@ from ghostbatch.train.record import OnProgress, OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
 from ghostbatch.train.split import BatchSplit, memory_remedy, split_batch
-from ghostbatch.train.state import State, parameter_dtype, use_gpu_layers
+from ghostbatch.train.state import State, image_format, use_gpu_layers
 from ghostbatch.train.temporary import temporary_folder
 from ghostbatch.train.update import Update
 
@@ -161,8 +161,8 @@ def _continue(
             seed=recipe.seed,
             augment=recipe.augment,
             device=device,
-            dtype=parameter_dtype(recipe),
             skipped=state.skipped,
+            **image_format(state.model, recipe, device),
         )
     count = threads or torch.get_num_threads()
     kind = choose_update(state, feed, ranks, capture)

@@ -21,6 +21,7 @@ from ghostbatch.nn import (
     to_ghost,
     unconvertible,
 )
+from ghostbatch.nn.fold import PatchConv2d
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.ops import backend_name
 from ghostbatch.ops.running.groups import ranks_in
@@ -194,6 +195,17 @@ def use_gpu_layers(model: nn.Module, recipe: Recipe, one_rank: bool) -> None:
         if recipe.precision == "bf16":
             fold_convolutions(model)
         join_gradients(model)
+
+
+def image_format(model: nn.Module, recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    """Return the dtype of the images and the patches that a feed makes for a model.
+
+    Our own networks begin with a layer that autocast lowers; on a GPU it gets lowered images.
+    """
+    if not (device.type == "cuda" and recipe.model in MODELS and recipe.precision == "bf16"):
+        return {"dtype": parameter_dtype(recipe)}
+    kernels = [m.kernel_size[0] for m in model.modules() if isinstance(m, PatchConv2d)]
+    return {"dtype": torch.bfloat16, "patch": max(kernels, default=1)}
 
 
 def _is_one_ghost(recipe: Recipe) -> bool:

@@ -9,7 +9,7 @@ from ghostbatch import train
 from ghostbatch.data import load, open_feed
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State, parameter_dtype
+from ghostbatch.train.state import State, image_format
 from ghostbatch.train.update import Update
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -23,7 +23,7 @@ def test_an_update_does_not_wait_for_the_gpu(tiny, changes):
     recipe, device, data = replace(tiny, **changes), torch.device("cuda"), load("digits")
     state = State(recipe.plan(data.info.samples), data.info, device)
     settings = {"batch": recipe.batch, "seed": recipe.seed, "augment": recipe.augment}
-    feed = open_feed(data, device=device, dtype=parameter_dtype(recipe), **settings)
+    feed = open_feed(data, device=device, **image_format(state.model, recipe, device), **settings)
     update = Update(state, feed, split_batch(recipe, state.model, None, 1), Ranks())
     update()
     torch.cuda.set_sync_debug_mode("error")
