@@ -21,11 +21,23 @@ from ghostbatch.errors import InputError
 from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.terminal import (
     StudyProgress,
+    describe_cost,
     instrument_progress,
     plain_console,
     progress_bars,
 )
-from ghostbatch.study import STUDIES, Cell, Failure, Study, Where, find_study, measure, run_study
+from ghostbatch.study import (
+    STUDIES,
+    Cell,
+    Cost,
+    Failure,
+    Study,
+    Where,
+    find_study,
+    measure,
+    measure_cost,
+    run_study,
+)
 from ghostbatch.study.local import LocalExecutor
 from ghostbatch.study.runner import read_ended
 from ghostbatch.study.select import check_networks, held_out, on_data, scaled
@@ -52,6 +64,8 @@ class StudyOptions:
     """Keep so many training images aside, and evaluate on them in place of the test set."""
     jobs: int = field(default_factory=cores)
     """Largest number of runs at a time."""
+    dry_run: bool = False
+    """Print what is left to do, and an estimate of the time; run nothing."""
     where: Annotated[Where, tyro.conf.arg(name="")] = field(default_factory=Where)
 
 
@@ -74,12 +88,15 @@ def command(argv: Sequence[str]) -> None:
     study, out, options = _read(argv)
     where, console = options.where, plain_console()
     cells = _cells(study, out, options)
+    if options.dry_run:
+        console.print(describe_cost(_cost(cells, out, options)))
+        return
     with progress_bars(console) as bars:
         progress = StudyProgress(cells, bars)
 
         def start(lock: int) -> LocalExecutor:
-            ended = sum(read_ended(cell.folder(out)) is not None for cell in cells)
-            progress.start(options.jobs, len(cells) - ended)
+            cost = _cost(cells, out, options)
+            progress.start(cost, min(options.jobs, len(cost.cells)))
             return LocalExecutor(lock)
 
         failures = run_study(
@@ -97,6 +114,12 @@ def command(argv: Sequence[str]) -> None:
     if failures:
         _print_and_list(out, console, failures)
     print_report(out, console)
+
+
+def _cost(cells: Sequence[Cell], out: Path, options: StudyOptions) -> Cost:
+    """Return what the cells cost here that have not ended in the study's folder."""
+    left = [cell for cell in cells if read_ended(cell.folder(out)) is None]
+    return measure_cost(left, options.where, min(options.jobs, cores()))
 
 
 def _read(argv: Sequence[str]) -> tuple[Study, Path, StudyOptions]:

@@ -1,6 +1,7 @@
 """The paper's tables and figures, declared, and the runner that executes their cells."""
 
 from ghostbatch.recipes import PROVISIONAL, RECIPES, find_recipe
+from ghostbatch.study.cost import Cost, measure_cost
 from ghostbatch.study.declare import Cell, Row, Study
 from ghostbatch.study.executor import Event, Failure, Where, WorkerDied
 from ghostbatch.study.instruments import Instrument, measure
@@ -13,6 +14,7 @@ __all__ = [
     "RECIPES",
     "STUDIES",
     "Cell",
+    "Cost",
     "Event",
     "Failure",
     "Instrument",
@@ -23,6 +25,7 @@ __all__ = [
     "find_recipe",
     "find_study",
     "measure",
+    "measure_cost",
     "read_study",
     "run_study",
 ]

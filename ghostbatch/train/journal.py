@@ -4,6 +4,8 @@ import time
 from math import isfinite
 from typing import Any
 
+import torch
+
 from ghostbatch.data import Feed, FolderFeed
 from ghostbatch.nn import sync_statistics
 from ghostbatch.train.divergence import find_nonfinite
@@ -12,7 +14,15 @@ from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.monitor import Reading
 from ghostbatch.train.ranks import Ranks
-from ghostbatch.train.record import OnRecord, Record, Recorder, Status, Summary
+from ghostbatch.train.record import (
+    OnProgress,
+    OnRecord,
+    Progress,
+    Record,
+    Recorder,
+    Status,
+    Summary,
+)
 from ghostbatch.train.split import BatchSplit, evaluation_remedy
 from ghostbatch.train.state import State, autocast
 from ghostbatch.train.update import Update
@@ -33,15 +43,31 @@ class Journal:
         checkpoint_seconds: float,
         checkpoint_updates: int | None,
         on_record: OnRecord | None,
+        on_progress: OnProgress | None,
     ) -> None:
         self.state, self.feed, self.ranks, self.folder = state, feed, ranks, folder
         self.split = split
         self.plan = state.plan
         self.checkpoint_seconds, self.checkpoint_updates = checkpoint_seconds, checkpoint_updates
         self.recorder = Recorder(folder.metrics, kept_bytes, on_record) if ranks.rank == 0 else None
+        self._on_progress = on_progress if ranks.rank == 0 else None
         self._validation: Record | None = None
         self._began = time.monotonic() - state.seconds
         self._saved = (time.monotonic(), state.update)
+
+    def show_progress(self, engine: str) -> None:
+        """Call ``on_progress``; ``engine`` is what computes the updates."""
+        if self._on_progress is not None:
+            self._on_progress(
+                Progress(
+                    plan=self.plan,
+                    device=str(self.state.device),
+                    threads=torch.get_num_threads(),
+                    engine=engine,
+                    update=self.state.update,
+                    end=self.state.end,
+                )
+            )
 
     def record_training(self) -> None:
         """Record the means over the updates since the last training record."""

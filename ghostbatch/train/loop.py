@@ -30,7 +30,7 @@ from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.journal import Journal
 from ghostbatch.train.ranks import TIMEOUT, Ranks, joined
-from ghostbatch.train.record import OnRecord, Summary
+from ghostbatch.train.record import OnProgress, OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
 from ghostbatch.train.split import BatchSplit, memory_remedy, split_batch
@@ -60,6 +60,7 @@ def train(
     capture: bool = True,
     deterministic: bool = False,
     on_record: OnRecord | None = None,
+    on_progress: OnProgress | None = None,
     timeout: float = TIMEOUT,
 ) -> Summary:
     """Run a recipe to its end, or continue the run that its folder holds; return the summary.
@@ -86,6 +87,8 @@ def train(
             the host what their forward does.
         deterministic: on a GPU, use only algorithms that repeat their bits; slower.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
+        on_progress: called on the first rank before the first update and then at least every
+            `READ_EVERY` updates; not called if the run had ended already.
         timeout: seconds that ranks wait for each other before the run ends; inside a process group
             that exists already, its own time-out counts.
 
@@ -120,6 +123,7 @@ def train(
             checkpoint_seconds=checkpoint_seconds,
             checkpoint_updates=checkpoint_updates,
             on_record=on_record,
+            on_progress=on_progress,
         )
         with _open_folder(plan, out, ranks) as folder:
             return _continue(
@@ -179,8 +183,9 @@ def _continue(
 def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -> Summary:
     """Update until the end; log, evaluate and save on the way; return the summary."""
     state = update.state
-    log_updates, eval_updates = _schedule(state.plan.updates, evaluations)
+    log_updates, eval_updates = schedule(state.plan.updates, evaluations)
     read_every = min(most := READ_EVERY[state.device.type], journal.checkpoint_updates or most)
+    journal.show_progress(update.engine)
     if state.update == 0:
         journal.record_validation()
     while state.update < state.end:
@@ -194,6 +199,7 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
         reading = state.monitor.read()
         if reading.problem is not None:
             return journal.give_up(reading, update)
+        journal.show_progress(update.engine)
         if log:
             journal.record_training()
         if state.update in eval_updates and not last:  # the last evaluation follows the checkpoint
@@ -206,7 +212,7 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
     return journal.end()
 
 
-def _schedule(updates: int, evaluations: int) -> tuple[set[int], set[int]]:
+def schedule(updates: int, evaluations: int) -> tuple[set[int], set[int]]:
     """Return the updates after which training is logged, and those after which it is evaluated."""
     evenly = {round(updates * k / evaluations) for k in range(1, evaluations + 1)}
     eval_updates = evenly | set(log_spaced(updates, per_decade=4))

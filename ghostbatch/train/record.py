@@ -21,6 +21,7 @@ from ghostbatch.files import (
     read_regular,
     to_checked_json,
 )
+from ghostbatch.recipe import Plan
 
 Split = Literal["train", "validation"]
 Status = Literal["finished", "diverged"]
@@ -69,8 +70,25 @@ class Summary:
     """Test images that could not be read and were left out of the accuracy."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is, and how it computes. The first one of a run says where it begins."""
+
+    plan: Plan
+    device: str
+    threads: int
+    """CPU threads."""
+    engine: str
+    """How an update is computed: "eager" or "cuda graph"."""
+    update: int
+    """Updates done."""
+    end: int
+    """Updates in all; with hold "distance" an upper bound until the last drop."""
+
+
 Result = TypeVar("Result", Record, Summary)
 OnRecord = Callable[[Record], None]
+OnProgress = Callable[[Progress], None]
 
 
 class Recorder:
