@@ -157,7 +157,7 @@ def _read_repeat(words: Words) -> tuple[TrainOptions, Path]:
 
 def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     """Print the recipe, its updates, and the memory and time that it would need here."""
-    info = find_info(recipe.data, recipe.image_size)
+    info = find_info(recipe.data, recipe.image_size, recipe.holdout)
     plan = recipe.plan(info.samples)
     if recipe.hold == "distance":
         read_drop_targets(plan)  # refuses what the run would refuse

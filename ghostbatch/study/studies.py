@@ -121,7 +121,8 @@ class Study:
                     if recipe.reference is not None:
                         reference = out.resolve() / name / recipe.reference / f"seed-{seed}"
                         recipe = replace(recipe, reference=str(reference))
-                    plan = recipe.plan(info(recipe.data, recipe.image_size).samples)
+                    sizes = info(recipe.data, recipe.image_size, recipe.holdout)
+                    plan = recipe.plan(sizes.samples)
                     cells.append(Cell(name, column, plan))
         return sorted(cells, key=lambda cell: (cell.recipe.hold == "distance", -cell.cost))
 
