@@ -101,8 +101,10 @@ def command(argv: Sequence[str]) -> None:
     reason = f" ({summary.reason})" if summary.reason else ""
     took = timedelta(seconds=round(summary.seconds))
     skipped = summary.skipped_images + summary.skipped_test_images
+    where = " on held-out images" if summary.held_out else ""
     console.print(
-        f"{summary.status}{reason}: accuracy {summary.accuracy:.2f} % after {summary.updates:,} "
+        f"{summary.status}{reason}: accuracy {summary.accuracy:.2f} %{where} after "
+        f"{summary.updates:,} "
         f"updates ({summary.epochs:.4g} epochs) in {took}; "
         f"{f'{skipped:,} images skipped; ' if skipped else ''}{out}",
         soft_wrap=True,

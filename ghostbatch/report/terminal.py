@@ -117,7 +117,7 @@ def instrument_progress(name: str, bars: Progress) -> Callable[[int, int], None]
 def print_tables(tables: Sequence[Table], console: Console) -> None:
     """Print a study's tables."""
     for table in tables:
-        grid = Grid(title=table.title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        grid = Grid(title=table.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
         for header in HEADERS:
             grid.add_column(header, justify="left" if not header else "right", no_wrap=True)
         for line in table.lines:
