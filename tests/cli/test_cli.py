@@ -71,6 +71,8 @@ BAD_INPUT = {  # the field that the error names, and the command
     "drop-epoch-over-zero": ("regime.drops", "train f1-digits --regime.drops 1/0:0.1"),
     "device-that-cannot-train": ("device", "train f1-digits --device meta"),
     "image-size-of-digits": ("image_size", "train f1-digits --image-size 28"),
+    "holdout-of-all-digits": ("holdout", "train f1-digits --holdout 4000"),
+    "holdout-below-zero": ("holdout", "train f1-digits --holdout -1"),
     "plan-without-batch": ("batch", "plan f1-digits"),
     "no-such-run": ("from", "train --from nowhere"),
     "study-as-a-run": ("from", "train --from ."),
@@ -293,6 +295,20 @@ def test_a_diverged_run_exits_with_code_3_also_when_it_is_run_again(run):
     assert (code, err) == (3, "")
     assert out.splitlines()[-1].startswith("diverged (update ")
     assert run(*words)[0] == 3
+
+
+def test_held_out_images_reach_the_run_its_estimates_and_its_last_line(run, tmp_path):
+    code, out, _ = run(*SHORT, "--holdout", "1000", "--dry-run")
+    assert code == 0
+    assert {("holdout", "1000"), ("updates", "5")} <= {  # 0.05 * 3000 / 32
+        tuple(line.split()) for line in out.splitlines()
+    }
+    code, out, _ = run(*SHORT, "--holdout", "1000", "--out", "run")
+    assert code == 0
+    assert re.search(r"^finished: accuracy [\d.]+ % on held-out images after 5 updates", out, re.M)
+    _, out, _ = run("evaluate", "run", "--device", "cpu")
+    assert out.startswith("python:small_networks:narrow on digits (held-out images) after update 5")
+    assert "summary.json agrees" in out
 
 
 def test_the_image_size_reaches_the_run_its_estimates_and_run_json(run, tmp_path):
