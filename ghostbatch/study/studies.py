@@ -143,7 +143,7 @@ def quick() -> Study:
     processors round differently: one had SB 94.4 and +GBN 93.2 %.
     Cost: 2:22 minutes on two cores, most of it for +RA, which sees the data 128 times.
     """
-    return Study("quick", {"f1-digits": paper_row(find_recipe("f1-digits"), large=1024, ghost=32)})
+    return Study("quick", {"f1-digits": paper_row(find_recipe("f1-digits"), large=512, ghost=32)})
 
 
 def walk() -> Study:
@@ -177,7 +177,8 @@ def diffusion() -> Study:
     Expected: docs/diffusion.md.
     Cost: 13 minutes on two cores.
     """
-    base = find_recipe("f1-digits")
+    regime = Regime(lr=0.05, epochs=4, drops=((2, 0.005), (3, 0.0005)))
+    base = replace(find_recipe("f1-digits"), regime=regime)
     high = replace(base, regime=Regime(lr=base.regime.lr, epochs=16))
     undecayed = replace(high, regime=replace(high.regime, weight_decay=0.0))
     dropped = replace(high, batch=1024, regime=replace(high.regime, drops=((8, 0.005),)))

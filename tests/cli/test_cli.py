@@ -297,7 +297,7 @@ def test_a_diverged_run_exits_with_code_3_also_when_it_is_run_again(run):
     assert run(*words)[0] == 3
 
 
-def test_held_out_images_reach_the_run_its_estimates_and_its_last_line(run, tmp_path):
+def test_held_out_images_reach_the_run_its_estimates_and_its_last_line(run):
     code, out, _ = run(*SHORT, "--holdout", "1000", "--dry-run")
     assert code == 0
     assert {("holdout", "1000"), ("updates", "5")} <= {  # 0.05 * 3000 / 32

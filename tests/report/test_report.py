@@ -17,7 +17,7 @@ from ghostbatch import Recipe, Regime, train
 from ghostbatch.errors import InputError
 from ghostbatch.report.page import write_report
 from ghostbatch.report.runs import read_results
-from ghostbatch.report.table import Table
+from ghostbatch.report.table import RECALIBRATED, Table
 from ghostbatch.report.terminal import print_tables
 from ghostbatch.study import Row, Study, find_recipe, find_study
 from ghostbatch.study.manifest import write_study
@@ -146,7 +146,7 @@ def test_study_json_decides_rows_columns_seeds_and_their_order(folder, declared)
     declared(["+GBN", "LB", "SB"], seeds=(0,))
     _, (table,) = write_report(folder)
     assert [(line[0], line[3]) for line in table.lines] == [("+GBN", "1"), ("SB", "1")]
-    assert table.notes == []
+    assert table.notes == [RECALIBRATED]
 
 
 def test_study_json_decides_the_figures_and_notes(folder, declared):
