@@ -6,11 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from ghostbatch import Recipe
 from ghostbatch.data import find_info
 from ghostbatch.errors import InputError
-from ghostbatch.study import RECIPES, STUDIES, find_recipe, find_study
+from ghostbatch.nn import to_ghost
+from ghostbatch.study import RECIPES, STUDIES, Row, Study, find_recipe, find_study
 from ghostbatch.study.studies import quick
 
 
@@ -23,7 +25,7 @@ def test_each_column_is_the_one_before_plus_one_change():
     cells = {cell.column: cell.recipe for cell in find_study("quick").cells(seeds=[0])}
     sb, lb, lr, gbn, ra = (cells[name] for name in ("SB", "LB", "+LR", "+GBN", "+RA"))
     assert sb == find_recipe("f1-digits")
-    assert changed(sb, lb) == {"batch": 1024}
+    assert changed(sb, lb) == {"batch": 512}
     assert changed(lb, lr) == {"lr_rule": "sqrt"}
     assert changed(lr, gbn) == {"ghost": 32}
     assert changed(gbn, ra) == {"hold": "updates"}
@@ -31,11 +33,17 @@ def test_each_column_is_the_one_before_plus_one_change():
 
 def test_ra_has_the_updates_of_sb_and_the_others_its_epochs():
     plans = {cell.column: cell.plan for cell in find_study("quick").cells(seeds=[0])}
-    assert plans["+RA"].updates == plans["SB"].updates == 500
-    assert plans["+RA"].drop_updates == plans["SB"].drop_updates == (250, 375)
+    assert plans["+RA"].updates == plans["SB"].updates == 1125
+    assert plans["+RA"].drop_updates == plans["SB"].drop_updates == (563, 844)
     for column in ("LB", "+LR", "+GBN"):
-        assert plans[column].updates == 16
-        assert plans[column].seen.epochs == plans["SB"].seen.epochs == 4
+        assert plans[column].updates == 70
+        assert plans[column].seen.epochs == plans["SB"].seen.epochs == 9
+
+
+def test_less_than_a_thousandth_of_the_initial_statistics_is_left_in_every_column():
+    for cell in find_study("quick").cells(seeds=[0]):
+        layer = to_ghost(nn.BatchNorm1d(1), 1) if cell.recipe.ghost else nn.BatchNorm1d(1)
+        assert (1 - layer.momentum) ** (cell.plan.updates * cell.plan.ghosts) < 1e-3, cell.name
 
 
 def test_the_longest_cells_come_first():
@@ -114,13 +122,19 @@ def test_the_column_that_another_one_follows_is_run_with_it(tmp_path):
     ]
 
 
+def test_the_cells_of_a_study_are_planned_without_the_held_out_images():
+    recipe = replace(find_recipe("f1-digits"), holdout=1000)
+    (cell,) = Study("mine", {"row": Row({"SB": recipe})}, seeds=(0,)).cells()
+    assert (cell.plan.samples, cell.plan.updates) == (3000, 844)
+
+
 def test_the_size_of_a_data_set_is_looked_up_once_for_all_cells(monkeypatch):
     """A folder of images is listed for that."""
     asked = []
 
-    def count(name, image_size):
+    def count(name, image_size, holdout):
         asked.append(name)
-        return find_info(name, image_size)
+        return find_info(name, image_size, holdout)
 
     monkeypatch.setattr("ghostbatch.study.studies.find_info", count)
     assert len(find_study("quick").cells(seeds=range(10))) == 50
