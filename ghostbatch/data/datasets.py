@@ -1,4 +1,4 @@
-"""Types of a data set in memory: its images as bytes, its sizes, and the split that keeps some."""
+"""Types of a data set in memory: its images as bytes, its sizes, and the held-out split."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -53,13 +53,13 @@ RECALIBRATION_IMAGES = 50_000
 def recalibration_batches(
     feed: Feed, plan: Plan, done: int, positions: Sequence[slice]
 ) -> Iterator[Tensor]:
-    """Yield ``positions`` of the first of the ``done`` batches of a run, for `recalibrate`.
+    """Yield ``positions`` of the first batches of a run that has done so many, for `recalibrate`.
 
-    They are full batches, in the run's order and with its augmentation: at most one pass over the
-    training set, and at most `RECALIBRATION_IMAGES` images (but one batch).
+    They are in the run's order and with its augmentation: one pass over the training set, or
+    `RECALIBRATION_IMAGES` images, at most, but at least one batch.
     """
-    batches = max(1, min(plan.samples, RECALIBRATION_IMAGES) // plan.recipe.batch)
-    for update in range(min(batches, done)):
+    batches = min(plan.samples, RECALIBRATION_IMAGES) // plan.recipe.batch
+    for update in range(max(1, min(batches, done))):
         for micro in feed.micro_batches(update, positions):
             yield micro.images
 
