@@ -27,8 +27,8 @@ def f1_digits() -> Recipe:
     Command: ``ghostbatch train f1-digits``.
     Expected: 95.4 % (0.4 over seeds), in 19 seconds of processor time.
 
-    The learning rate gave the best accuracy on held-out training digits at this batch; docs/paper.md
-    has the grid.
+    The learning rate is the best of a grid for this batch, on held-out training digits:
+    docs/paper.md.
     """
     regime = Regime(lr=0.00625, epochs=9, drops=((4.5, 6.25e-4), (6.75, 6.25e-5)))
     return small_batch("f1", "digits", 32, regime)
