@@ -144,8 +144,8 @@ def quick() -> Study:
     Cost: 5:44 minutes of processor time, for two cores; most of it for +RA, which sees the data
     144 times.
 
-    Every column has 70 updates or more, which leave 0.06 % of the initial running statistics. How
-    rate and epochs were chosen, on held-out digits and for SB alone: docs/paper.md.
+    Every column has 70 updates or more, which leave 0.06 % of the initial running statistics. The
+    rate was chosen on held-out digits, for SB alone: docs/paper.md.
     """
     return Study("quick", {"f1-digits": paper_row(find_recipe("f1-digits"), large=512, ghost=32)})
 
