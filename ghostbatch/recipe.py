@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ghostbatch.data import check_image_size, find_dataset
+from ghostbatch.data import check_holdout, check_image_size, find_dataset
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_count
@@ -49,6 +49,9 @@ class Recipe:
 
     image_size: int | None = None
     """Side of the images that the network sees; only image folders take it. None is 224."""
+
+    holdout: int = 0
+    """Training images that are kept aside and evaluated in place of the test set; 0 is none."""
 
     batch: int
     """Samples per update, over all ranks."""
@@ -105,6 +108,7 @@ class Recipe:
         find_model(self.model)
         find_dataset(self.data)
         check_image_size(self.data, self.image_size)
+        check_holdout(self.holdout)
         check_choice("lr_rule", self.lr_rule, get_args(Rule))
         check_choice("running", self.running, get_args(Running))
         check_choice("hold", self.hold, get_args(Hold))

@@ -127,8 +127,9 @@ def _closing_line(summary: Summary, out: Path, was_ended: bool) -> str:
     reason = f" ({summary.reason})" if summary.reason else ""
     took = timedelta(seconds=round(summary.seconds))
     skipped = summary.skipped_images + summary.skipped_test_images
+    where = " on held-out images" if summary.held_out else ""
     return (
-        f"{status}{reason}: accuracy {summary.accuracy:.2f} % after {summary.updates:,} "
+        f"{status}{reason}: accuracy {summary.accuracy:.2f} %{where} after {summary.updates:,} "
         f"updates ({summary.epochs:.4g} epochs) in {took}; "
         f"{f'{skipped:,} images skipped; ' if skipped else ''}{out}"
     )
@@ -181,7 +182,7 @@ def _read_repeat(words: Words) -> tuple[TrainOptions, Path, str]:
 
 def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     """Print the recipe, its updates, and the memory and time that it would need here."""
-    info = find_info(recipe.data, recipe.image_size)
+    info = find_info(recipe.data, recipe.image_size, recipe.holdout)
     plan = recipe.plan(info.samples)
     if recipe.hold == "distance":
         read_drop_targets(plan)  # refuses what the run would refuse

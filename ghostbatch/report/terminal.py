@@ -268,7 +268,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
 
 def make_grid(title: str, *headers: str) -> Grid:
     """Return a table without lines, for `print_grid`."""
-    return Grid(*headers, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    return Grid(*headers, title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
 
 
 def print_grid(grid: Grid, console: Console) -> None:

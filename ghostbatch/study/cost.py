@@ -66,7 +66,7 @@ def _time_kind(cells: Sequence[Cell], where: Where, device: torch.device) -> dic
     if not (micro and recipe.ghost and recipe.batch > micro):  # as the runner decides
         micro = None
     try:
-        info = find_info(recipe.data, recipe.image_size)
+        info = find_info(recipe.data, recipe.image_size, recipe.holdout)
         pace = measure_pace(costliest.plan, info, device, micro, where.threads)
     except Exception:  # the cell's own run will report it, and the others go on
         return {}

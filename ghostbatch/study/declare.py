@@ -108,7 +108,7 @@ class Study:
                     if recipe.reference is not None:
                         reference = out.resolve() / name / recipe.reference / f"seed-{seed}"
                         recipe = replace(recipe, reference=str(reference))
-                    samples = info(recipe.data, recipe.image_size).samples
+                    samples = info(recipe.data, recipe.image_size, recipe.holdout).samples
                     cells.append(Cell(name, column, _plan(recipe, samples, f"{name} {column}")))
         return sorted(cells, key=lambda cell: (cell.recipe.hold == "distance", -cell.cost))
 

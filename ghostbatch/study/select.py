@@ -40,7 +40,7 @@ def on_data(study: Study, data: str) -> Study:
 
 def held_out(study: Study, images: int) -> Study:
     """Return the study with so many training images kept aside, and evaluated on these."""
-    return _each(study, lambda r: replace(r, holdout=images))  # type: ignore[call-arg]
+    return _each(study, lambda r: replace(r, holdout=images))
 
 
 def _each(study: Study, change: Callable[[Recipe], Recipe]) -> Study:

@@ -9,7 +9,12 @@ import torch
 from ghostbatch.data import Feed, FolderFeed
 from ghostbatch.nn import sync_statistics
 from ghostbatch.train.divergence import find_nonfinite
-from ghostbatch.train.evaluate import evaluate
+from ghostbatch.train.evaluate import (
+    can_recalibrate,
+    evaluate,
+    population_statistics,
+    recalibration_batches,
+)
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.monitor import Reading
@@ -82,14 +87,31 @@ class Journal:
 
     def record_validation(self) -> Record:
         """Evaluate on the test set, record and return the result."""
+        loss, accuracy = self._evaluate()
+        self._validation = self._write(split="validation", loss=loss, accuracy=accuracy)
+        return self._validation
+
+    def _evaluate(self) -> tuple[float, float]:
+        """Return loss and accuracy on the test set."""
         batches = self.feed.test_batches(start=self.ranks.rank, step=self.ranks.world)
         arithmetic = autocast(self.plan.recipe, self.state.device)
         shard = min(self.split.eval_shard or self.feed.test_batch, self.feed.test_batch)
         problem = f"an evaluation of {shard} samples at a time does not fit into the memory"
         with explain_faults("micro", problem, evaluation_remedy(self.split, shard)):
-            loss, accuracy = evaluate(self.state.model, batches, arithmetic, self.ranks, shard)
-        self._validation = self._write(split="validation", loss=loss, accuracy=accuracy)
-        return self._validation
+            return evaluate(self.state.model, batches, arithmetic, self.ranks, shard)
+
+    def _evaluate_recalibrated(self) -> float | None:
+        """Return the accuracy with running statistics averaged over the training set.
+
+        The model's own are put back. Return None if they cannot be averaged.
+        """
+        model = self.state.model
+        if not can_recalibrate(model):
+            return None
+        positions = self.split.positions(self.ranks.rank)
+        batches = recalibration_batches(self.feed, self.plan, self.state.update, positions)
+        with population_statistics(model, batches, autocast(self.plan.recipe, self.state.device)):
+            return self._evaluate()[1]
 
     def _write(self, **measured: Any) -> Record:
         done = self.state.update
@@ -124,7 +146,7 @@ class Journal:
         """Evaluate once more, write the summary and return it."""
         last = self.record_validation()
         if isfinite(last.loss) and isfinite(last.distance):
-            return self._end(last, "finished")
+            return self._end(last, "finished", recalibrated=self._evaluate_recalibrated())
         problem = f"update {last.update} left weights that are not finite; lower regime.lr"
         return self._end(last, "diverged", problem)
 
@@ -150,7 +172,13 @@ class Journal:
         reason = f"update {self.state.update + 1}: {reading.problem}{where}; {remedy}"
         return self._end(last, "diverged", reason)
 
-    def _end(self, last: Record, status: Status, reason: str | None = None) -> Summary:
+    def _end(
+        self,
+        last: Record,
+        status: Status,
+        reason: str | None = None,
+        recalibrated: float | None = None,
+    ) -> Summary:
         """Write the summary, when all records are on the disk: it comes last of all files."""
         self._share_skipped()
         skipped = self.state.skipped.parts
@@ -165,6 +193,8 @@ class Journal:
             reason=reason,
             skipped_images=len(skipped["train"]),
             skipped_test_images=len(skipped["test"]),
+            recalibrated_accuracy=recalibrated,
+            held_out=self.plan.recipe.holdout > 0,
         )
 
         def write() -> Summary:

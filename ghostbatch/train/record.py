@@ -36,7 +36,7 @@ class Record:
     epoch: float
     """Passes over the training set done."""
     split: Split
-    """"train": means over the updates since the last one; "validation": the test set."""
+    """"train": means since the last one; "validation": on the test set, or the held-out images."""
     loss: float
     accuracy: float
     """In percent."""
@@ -68,6 +68,10 @@ class Summary:
     """Training images that could not be read and were replaced by others."""
     skipped_test_images: int = 0
     """Test images that could not be read and were left out of the accuracy."""
+    recalibrated_accuracy: float | None = None
+    """The accuracy with running statistics averaged over the training set; None if unknown."""
+    held_out: bool = False
+    """Whether the accuracies and the loss are on held-out training images, not on the test set."""
 
 
 @dataclass(frozen=True, kw_only=True)

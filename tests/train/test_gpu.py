@@ -7,6 +7,7 @@ import torch
 
 from ghostbatch import train
 from ghostbatch.data import load, open_feed
+from ghostbatch.train.load import evaluate_run, read_run
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
 from ghostbatch.train.state import State, image_format
@@ -56,3 +57,10 @@ def test_a_run_that_was_interrupted_on_a_cpu_continues_on_a_gpu_and_back(tiny, t
     with pytest.warns(UserWarning, match="continues with backend triton, which rounds differently"):
         run_until(10, "cuda")
     assert train(tiny, out=tmp_path, device="cpu").status == "finished"
+
+
+@pytest.mark.parametrize("ghost", [None, 16])
+def test_recalibrated_statistics_are_those_of_a_cpu(tiny, tmp_path, ghost):
+    summary = train(replace(tiny, ghost=ghost), out=tmp_path, device="cuda")
+    found = evaluate_run(read_run(tmp_path), torch.device("cpu"), recalibrated=True)
+    assert summary.recalibrated_accuracy == pytest.approx(found.accuracy, abs=0.3)
