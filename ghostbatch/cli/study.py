@@ -38,7 +38,9 @@ from ghostbatch.study import (
     measure_cost,
     run_study,
 )
+from ghostbatch.study.executor import Executor
 from ghostbatch.study.local import LocalExecutor
+from ghostbatch.study.ray import RayExecutor
 from ghostbatch.study.runner import read_ended
 from ghostbatch.study.select import check_networks, held_out, on_data, scaled
 from ghostbatch.study.studies import columns
@@ -62,8 +64,10 @@ class StudyOptions:
     """Use this data set in every row; None is each row's own."""
     holdout: int = 0
     """Keep so many training images aside, and evaluate on them in place of the test set."""
-    jobs: int = field(default_factory=cores)
-    """Largest number of runs at a time."""
+    jobs: int | None = None
+    """Most runs at a time; 0 runs them in this process; None is one per core, with Ray no limit."""
+    ray: str | None = None
+    """Run on a Ray cluster: its address; auto is the one of this machine, local starts one here."""
     dry_run: bool = False
     """Print what is left to do, and an estimate of the time; run nothing."""
     where: Annotated[Where, tyro.conf.arg(name="")] = field(default_factory=Where)
@@ -83,25 +87,35 @@ def command(argv: Sequence[str]) -> None:
     """Run a study; print its tables, the path of its page, and what failed."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
-            "study", "torchrun would run it once per rank", "start it alone; it has --jobs"
+            "study", "torchrun would run it once per rank", "start it alone; it has --ranks"
         )
     study, out, options = _read(argv)
     where, console = options.where, plain_console()
     cells = _cells(study, out, options)
+    jobs = options.jobs
+    if jobs == 0 and options.ray is not None:
+        raise InputError("ray", "jobs 0 runs in this process", "leave out one of them")
+    if jobs is None:  # Ray queues what it has no room for
+        jobs = max(1, cores() // where.ranks if options.ray is None else len(cells))
     if options.dry_run:
-        console.print(describe_cost(_cost(cells, out, options)))
+        console.print(describe_cost(_cost(cells, out, options, jobs)))
         return
     with progress_bars(console) as bars:
         progress = StudyProgress(cells, bars)
 
-        def start(lock: int) -> LocalExecutor:
-            cost = _cost(cells, out, options)
-            progress.start(cost, min(options.jobs, len(cost.cells)))
-            return LocalExecutor(lock)
+        def start(lock: int) -> Executor:
+            cost = _cost(cells, out, options, jobs)
+            workers = min(max(1, jobs), len(cost.cells))
+            if options.ray is None:
+                progress.start(cost, workers)
+                return LocalExecutor(lock)
+            cluster = RayExecutor(options.ray)
+            progress.start(cost, min(workers, cluster.cpus))
+            return cluster
 
         failures = run_study(
             *(study, cells, out),
-            jobs=options.jobs,
+            jobs=jobs,
             on_event=progress.on_event,
             where=where,
             make_executor=start,
@@ -116,10 +130,12 @@ def command(argv: Sequence[str]) -> None:
     print_report(out, console)
 
 
-def _cost(cells: Sequence[Cell], out: Path, options: StudyOptions) -> Cost:
-    """Return what the cells cost here that have not ended in the study's folder."""
+def _cost(cells: Sequence[Cell], out: Path, options: StudyOptions, jobs: int) -> Cost:
+    """Return what the cells cost that have not ended; a cluster's pace cannot be timed here."""
     left = [cell for cell in cells if read_ended(cell.folder(out)) is None]
-    return measure_cost(left, options.where, min(options.jobs, cores()))
+    if options.ray is not None:
+        return Cost(left)
+    return measure_cost(left, options.where, min(max(1, jobs), cores()))
 
 
 def _read(argv: Sequence[str]) -> tuple[Study, Path, StudyOptions]:

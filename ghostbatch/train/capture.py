@@ -7,6 +7,8 @@ import torch
 
 from ghostbatch.data import Feed, MicroBatch, TensorFeed
 from ghostbatch.errors import InputError
+from ghostbatch.nn import MODELS
+from ghostbatch.train.device import PROCESS
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import BatchSplit
 from ghostbatch.train.state import State
@@ -33,7 +35,11 @@ class CapturedUpdate(Update):
     def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
         super().__init__(state, feed, split, ranks)
         self._draws = self.feed.draw(state.update).to(state.device)
-        self._stream: Any = torch.cuda.Stream(state.device)
+        # A run in a thread has a stream of its own already. A new one could be that of another run:
+        # PyTorch has 32 streams, and gives them out in turn.
+        self._stream: Any = torch.cuda.current_stream(state.device)
+        if self._stream == torch.cuda.default_stream(state.device):
+            self._stream = torch.cuda.Stream(state.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._constants: list[Any] = []
         self._eager_updates = 0
@@ -76,8 +82,9 @@ class CapturedUpdate(Update):
         """Return the graph of an update; refuse a network that cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads of this process may use the GPU meanwhile.
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            # Other threads of this process may use the GPU meanwhile, but not capture.
+            capture = torch.cuda.graph(graph, None, self._stream, capture_error_mode="thread_local")
+            with PROCESS, capture:
                 super().compute()
         except torch.OutOfMemoryError:
             raise
@@ -98,6 +105,8 @@ class CapturedUpdate(Update):
         with torch.cuda.stream(self._stream):
             super().compute()
         here.wait_stream(self._stream)
+        if self.recipe.model in MODELS:  # draws nothing; a run beside it may
+            return
         index = torch.cuda.current_device() if device.index is None else device.index
         self._draws_by_itself = torch.cuda.default_generators[index].get_offset() > 0
         # One graph has one seed, and nothing of what the host draws.

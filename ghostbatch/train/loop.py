@@ -34,7 +34,7 @@ from ghostbatch.train.record import OnProgress, OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
 from ghostbatch.train.split import BatchSplit, memory_remedy, split_batch
-from ghostbatch.train.state import State, image_format, use_gpu_layers
+from ghostbatch.train.state import State, can_share_process, image_format, use_gpu_layers
 from ghostbatch.train.temporary import temporary_folder
 from ghostbatch.train.update import Update
 
@@ -61,6 +61,7 @@ def train(
     deterministic: bool = False,
     on_record: OnRecord | None = None,
     on_progress: OnProgress | None = None,
+    should_stop: Callable[[], bool] | None = None,
     timeout: float = TIMEOUT,
 ) -> Summary:
     """Run a recipe to its end, or continue the run that its folder holds; return the summary.
@@ -89,6 +90,8 @@ def train(
         on_record: called on the first rank with every record of ``metrics.jsonl``.
         on_progress: called on the first rank before the first update and then at least every
             `READ_EVERY` updates; not called if the run had ended already.
+        should_stop: asked between updates, for runs in threads, which receive no signals; True
+            saves a checkpoint and raises `ghostbatch.stop.Stopped`.
         timeout: seconds that ranks wait for each other before the run ends; inside a process group
             that exists already, its own time-out counts.
 
@@ -106,7 +109,7 @@ def train(
     generators = [] if where.type == "cpu" else [where]
     with (
         joined(where, timeout) as ranks,
-        torch.random.fork_rng(devices=generators),
+        torch.random.fork_rng(devices=generators, enabled=not can_share_process(recipe)),
         cudnn_choice(deterministic),
     ):
         data = _load(recipe, data_dir, download, ranks)
@@ -128,7 +131,7 @@ def train(
         with _open_folder(plan, out, ranks) as folder:
             return _continue(
                 *(state, data, split, ranks, folder, make_feed, make_journal),
-                *(threads, evaluations, capture),
+                *(threads, evaluations, capture, should_stop),
             )
 
 
@@ -143,6 +146,7 @@ def _continue(
     threads: int | None,
     evaluations: int,
     capture: bool,
+    should_stop: Callable[[], bool] | None,
 ) -> Summary:
     """Restore the state that the folder holds, if any, and run to the end; return the summary."""
     if (ended := ranks.on_rank_zero(folder.summary)) is not None:
@@ -175,7 +179,7 @@ def _continue(
         thread_count(ranks.on_rank_zero(lambda: folder.begin(device, count, data, **how))),
         closing(kind(state, feed, split, ranks)) as update,
         closing(make_journal(state, feed, split, ranks, folder, kept_bytes)) as journal,
-        Signals(launched=ranks.world > 1) as signals,
+        Signals(ranks.world > 1, should_stop) as signals,
     ):
         return _run(update, journal, signals, evaluations)
 
@@ -189,7 +193,7 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
     if state.update == 0:
         journal.record_validation()
     while state.update < state.end:
-        stop = signals.noted is not None
+        stop = signals.stop
         update(stop=stop)
         last = state.update == state.end
         log = last or state.update in log_updates or state.update in state.drops

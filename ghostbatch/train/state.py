@@ -1,11 +1,13 @@
 """The state of a run: everything that a checkpoint holds."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ghostbatch.data import Info, SkippedImages
+from ghostbatch.data import Info, SkippedImages, is_folder
 from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
 from ghostbatch.draws import key
 from ghostbatch.errors import InputError
@@ -28,6 +30,7 @@ from ghostbatch.ops import backend_name
 from ghostbatch.ops.running.groups import ranks_in
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.train.device import PROCESS
 from ghostbatch.train.monitor import Monitor
 from ghostbatch.train.reference import DropTargets
 
@@ -135,6 +138,28 @@ def initial_model(recipe: Recipe, info: Info) -> nn.Module:
     return model
 
 
+@contextmanager
+def _default_generator() -> Iterator[None]:
+    """Keep PyTorch's default generators to one thread, and leave them as they were.
+
+    Networks draw their weights from them, and runs in other threads may build theirs.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with PROCESS, torch.random.fork_rng(devices=list(devices)):
+        yield
+
+
+def can_share_process(recipe: Recipe) -> bool:
+    """Return whether other runs may run in other threads of the same process.
+
+    PyTorch's default generators belong to the process. Networks that are not ours may draw from
+    them in every update, and the DataLoader of an image folder does. Our networks draw only their
+    first weights from them; everything else has generators of its own.
+    """
+    return recipe.model in MODELS and not is_folder(recipe.data)
+
+
+@_default_generator()
 def plain_model(recipe: Recipe, info: Info) -> nn.Module:
     """Return the network before its first update, with the norm layers that its builder chose."""
     channels, size, _ = info.shape

@@ -185,9 +185,13 @@ class Update:
         return self.feed.micro_batches(self.state.update, self.positions)
 
     def seed_draws(self, first: int) -> None:
-        """Seed what a network draws by itself in the micro-batch that begins at ``first``."""
-        seed = key(self.recipe.seed, f"draws from {first}", self.state.update)
-        seed_generators(seed, self.state.device)
+        """Seed what a network draws by itself in the micro-batch that begins at ``first``.
+
+        Our own draw nothing, and may run beside others that build their networks.
+        """
+        if self.recipe.model not in MODELS:
+            seed = key(self.recipe.seed, f"draws from {first}", self.state.update)
+            seed_generators(seed, self.state.device)
 
     def close(self) -> None:
         """Release the DDP wrapper, a cycle that keeps the threads of the process group alive."""

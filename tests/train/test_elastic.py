@@ -140,7 +140,7 @@ def test_refusals_are_one_line_and_an_exit_on_every_rank(base, printed, whole):
         f"out: {base / 'locked'} is in use by another process; wait or choose another",
         "out: /proc/run cannot be written to (No such file or directory); choose another folder",
         "device: quantum is not available here; use cpu",
-        "study: torchrun would run it once per rank; start it alone; it has --jobs",
+        "study: torchrun would run it once per rank; start it alone; it has --ranks",
     ]
     assert ours(stderr) == [f"ghostbatch: {problem}" for problem in problems]
     assert "Traceback" not in stderr
