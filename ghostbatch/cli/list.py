@@ -73,8 +73,8 @@ def _cost(entry: Mapping[str, Any]) -> str:
     """Return the updates and images of a recipe or a study, and a study's runs, as text."""
     if "updates" not in entry:
         return ""
-    cost = f"{entry['updates']:>9,} updates {entry['images']:>13,} images  "
+    cost = f"{entry['updates']:>9,} updates {entry['images']:>14,} images  "
     if "runs" not in entry:
         return cost
-    cost = f"{entry['runs']:>4,} runs {cost}"
+    cost = f"{entry['runs']:>4,} {'run ' if entry['runs'] == 1 else 'runs'} {cost}"
     return cost if entry["runs"] else f"{'no training runs':<{len(cost)}}"

@@ -92,12 +92,12 @@ def test_piped_output_has_no_control_characters_and_nothing_is_cut_or_wrapped(
 
 def test_list_shows_what_each_recipe_and_study_costs(run):
     lines = {line.split()[0]: line for line in run("list")[1].splitlines() if line[:2] == "  "}
-    assert " 78,125 updates    10,000,000 images  ResNet44 " in lines["resnet44-cifar10"]
+    assert " 78,125 updates     10,000,000 images  ResNet44 " in lines["resnet44-cifar10"]
     # Three seeds: four columns of 4 epochs, and +RA with 500 updates of 1,024.
     updates, images = 3 * (2 * 500 + 3 * 16), 3 * (500 * 32 + 3 * 16 * 1024 + 500 * 1024)
     cost = Cost(find_study("quick").cells())
     assert (cost.updates, cost.images) == (updates, images)
-    assert f"15 runs {updates:>9,} updates {images:>13,} images  " in lines["quick"]
+    assert f"15 runs {updates:>9,} updates {images:>14,} images  " in lines["quick"]
     assert "no training runs" in lines["walk"]
 
 

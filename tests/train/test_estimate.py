@@ -40,14 +40,14 @@ def test_the_least_of_several_timings_counts_and_the_warm_up_does_not(clock, dev
     assert list(durations) == [], "all of them were timed"
 
 
-def test_no_more_timings_are_made_of_what_takes_long(clock):
+def test_what_takes_long_is_timed_twice(clock):
     calls = []
 
     def act():
         calls.append(clock)
-        clock[0] += 0.6 * PATIENCE
+        clock[0] += 3 * PATIENCE
 
-    assert _least_seconds(act, CPU) == pytest.approx(0.6 * PATIENCE)
+    assert _least_seconds(act, CPU) == pytest.approx(3 * PATIENCE)
     assert len(calls) == 1 + 2
 
 
@@ -56,13 +56,13 @@ def test_a_cpu_times_the_part_of_a_batch_that_it_can_and_takes_the_rest_in_propo
 
     def time_run(_plan, batch, *_):
         batches.append(batch)
-        return Pace(update=0.01 * batch, evaluation=3.0)
+        return Pace(update=0.005 * batch, evaluation=3.0)
 
     monkeypatch.setattr(MODULE, "_time_run", time_run)
     info = find_info("digits")
     pace = measure_pace(replace(SMALL, batch=1024).plan(4000), info, CPU)
-    assert batches == [8, int(PATIENCE / TIMED / 0.01)]
-    assert (pace.update, pace.evaluation) == (pytest.approx(10.24), 3.0)
+    assert batches == [8, int(PATIENCE / TIMED / 0.005)]
+    assert (pace.update, pace.evaluation) == (pytest.approx(5.12), 3.0)
     measure_pace(SMALL.plan(4000), info, CPU)
     assert batches[3:] == [25]
     measure_pace(replace(SMALL, batch=16).plan(4000), info, CPU)
