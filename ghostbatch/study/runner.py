@@ -14,11 +14,11 @@ from threading import Thread
 from ghostbatch.data import find_info
 from ghostbatch.errors import InputError, check_positive, check_seconds
 from ghostbatch.files import locked, remove_leftovers
+from ghostbatch.study.declare import Cell, Study
 from ghostbatch.study.executor import Event, Executor, Failure, Job, Where, WorkerDied, forward
 from ghostbatch.study.local import LocalExecutor
 from ghostbatch.study.manifest import NAME, held_part, read_study, write_study
 from ghostbatch.study.placement import Placement, gpu_share
-from ghostbatch.study.studies import Cell, Study
 from ghostbatch.train import Record, Summary, intact_summary, read_header
 
 ATTEMPTS = 3

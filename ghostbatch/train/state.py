@@ -18,11 +18,13 @@ from ghostbatch.nn import (
     convertible,
     find_model,
     fold_convolutions,
+    initialise_glorot,
     join_gradients,
     key_dropout,
     to_ghost,
     unconvertible,
 )
+from ghostbatch.nn.fold import PatchConv2d
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.ops import backend_name
 from ghostbatch.ops.running.groups import ranks_in
@@ -42,7 +44,7 @@ class State:
 
     def __init__(self, plan: Plan, info: Info, device: torch.device) -> None:
         recipe = plan.recipe
-        self.plan, self.device = plan, device
+        self.plan, self.device, self.classes = plan, device, info.classes
         self.update = 0
         """Updates done."""
         self.seconds = 0.0
@@ -162,7 +164,10 @@ def plain_model(recipe: Recipe, info: Info) -> nn.Module:
     """Return the network before its first update, with the norm layers that its builder chose."""
     channels, size, _ = info.shape
     torch.manual_seed(key(recipe.seed, "weights"))
-    return find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+    model = find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+    if recipe.init == "glorot":
+        initialise_glorot(model)
+    return model
 
 
 def _check_convertible(recipe: Recipe, model: nn.Module) -> None:
@@ -219,6 +224,17 @@ def use_gpu_layers(model: nn.Module, recipe: Recipe, one_rank: bool) -> None:
         if recipe.precision == "bf16":
             fold_convolutions(model)
         join_gradients(model)
+
+
+def image_format(model: nn.Module, recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    """Return the dtype of the images and the patches that a feed makes for a model.
+
+    Our own networks begin with a layer that autocast lowers; on a GPU it gets lowered images.
+    """
+    if not (device.type == "cuda" and recipe.model in MODELS and recipe.precision == "bf16"):
+        return {"dtype": parameter_dtype(recipe)}
+    kernels = [m.kernel_size[0] for m in model.modules() if isinstance(m, PatchConv2d)]
+    return {"dtype": torch.bfloat16, "patch": max(kernels, default=1)}
 
 
 def _is_one_ghost(recipe: Recipe) -> bool:

@@ -121,9 +121,9 @@ def test_every_line_is_printed_once(whole, printed):
     evaluated = [r["update"] for r in records if r["split"] == "validation"]
     lines = printed[1].splitlines()
     first = lines[: 1 + next(n for n, line in enumerate(lines) if line.startswith("finished"))]
-    assert [int(n) for n in re.findall(r"^update +(\d+) ", "\n".join(first), re.M)] == evaluated
+    assert [int(n) for n in re.findall(r"^ +(\d+) ", "\n".join(first), re.M)] == evaluated
     assert first[-1].startswith("finished: accuracy ")
-    assert len(first) == len(evaluated) + 1
+    assert sum(line.startswith("recipe ") for line in first) == 1
     assert printed[1].count("finished: ") == 2, "and that of the run on a folder"
 
 
