@@ -182,11 +182,12 @@ def diffusion() -> Study:
     dropped = replace(high, batch=1024, regime=replace(high.regime, drops=((8, 0.005),)))
     large = replace(base, batch=256, lr_rule="sqrt", ghost=32)
     adapted = replace(high, lr_rule="sqrt", ghost=32)
-    sizes = (32, 128, 512, 1024)
+    sizes = (8, 16, 32, 128, 512, 1024)
     factors = (Fraction(1, 4), Fraction(1, 2), 1, 2, 4)
 
     def by_size(recipe: Recipe, sizes: Sequence[int]) -> Row:
-        return Row({f"batch {size}": replace(recipe, batch=size) for size in sizes})
+        ghosts = {size: recipe.ghost and min(recipe.ghost, size) for size in sizes}
+        return Row({f"batch {b}": replace(recipe, batch=b, ghost=g) for b, g in ghosts.items()})
 
     longer = {f"x {float(by):g}": replace(base, regime=_longer(base.regime, by)) for by in factors}
     rows = {
