@@ -44,7 +44,11 @@ def read_study(folder: Path) -> Study | None:
             columns = {column: Recipe.from_dict(each) for column, each in row["columns"].items()}
             rows[name] = Row(columns, tuple(row["figures"]), row["note"], row.get("paper", {}))
         instruments = tuple(
-            Instrument(each["name"], each["recipe"] and Recipe.from_dict(each["recipe"]))
+            Instrument(
+                each["name"],
+                each["recipe"] and Recipe.from_dict(each["recipe"]),
+                each.get("initialise", "default"),
+            )
             for each in fields["instruments"]
         )
         scale = fields.get("scale", 1.0)

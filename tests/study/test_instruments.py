@@ -2,14 +2,17 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
 from ghostbatch.study import Instrument, Where, find_recipe, instruments, measure
-from ghostbatch.study.instruments import hard_margin_in_the_plane, largest_distance
+from ghostbatch.study.instruments import glorot_, largest_distance
 
 WALK = Instrument("walk")
 CPU = Where(device="cpu")
@@ -25,16 +28,6 @@ def finish_a_run(folder, distance):
     summary = {"status": "finished", "accuracy": 1.0, "loss": 1.0, "updates": 1, "epochs": 1.0}
     summary |= {"distance": distance, "seconds": 1.0}
     (folder / "summary.json").write_text(json.dumps(summary))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_hard_margin_vector_is_that_of_a_support_vector_machine(seed):
-    svm = pytest.importorskip("sklearn.svm")
-    points = np.random.default_rng(seed).normal((3.0, 1.0), size=(30, 2))
-    both = np.concatenate([points, -points])
-    labels = np.repeat([1, -1], 30)
-    machine = svm.SVC(kernel="linear", C=1e8, tol=1e-9).fit(both, labels)
-    assert hard_margin_in_the_plane(points) == pytest.approx(machine.coef_[0], rel=1e-4)
 
 
 def test_an_instrument_measures_once_and_its_file_is_complete(tmp_path, monkeypatch):
@@ -54,12 +47,19 @@ def test_a_folder_in_use_is_refused(tmp_path):
     assert not (tmp_path / "walk.json").exists()
 
 
-def test_the_separable_study_approaches_the_hard_margin_vector(tmp_path):
-    found = instruments.separable(None, tmp_path, CPU, ignore)
-    gaps, logs = np.array(found["gaps"]), np.log(found["times"])
-    assert found["over_log"][-1] == pytest.approx(found["vector"], abs=0.12)
-    assert (gaps > 0).all()
-    assert gaps[-1] * logs[-1] == pytest.approx(gaps[60] * logs[60], rel=0.2)
+def test_every_draw_of_the_separable_study_nears_its_limit_or_has_a_near_support_vector(
+    monkeypatch,
+):
+    monkeypatch.setattr(instruments, "DRAWS", 3)
+    draws = instruments.separable(Instrument("separable"), Path(), CPU, ignore)["draws"]
+    assert len(draws) == 3
+    for draw in draws:
+        end, gap = draw["times"][-1], draw["gaps"][-1]
+        assert end > 1e149
+        scaled = gap * draw["distances"][-1] / draw["length"]
+        near = end ** -draw["slack"] > 1e-3
+        assert near or scaled == pytest.approx(draw["limit"], abs=1e-3)
+    assert [end ** -draw["slack"] > 1e-3 for draw in draws] == [True, False, False]
 
 
 @pytest.fixture
@@ -71,16 +71,16 @@ def _small_scan(monkeypatch):
 @pytest.mark.usefixtures("_small_scan")
 def test_the_potential_reaches_as_far_as_the_runs_and_continues_after_an_interrupt(tmp_path):
     finish_a_run(tmp_path / "run", distance=12.5)
-    recipe = find_recipe("f1-digits")
+    chosen = Instrument("potential", find_recipe("f1-digits"))
 
     def stop(done, _):
         if done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        instruments.potential(recipe, tmp_path, CPU, stop)
+        instruments.potential(chosen, tmp_path, CPU, stop)
     counted = []
-    found = instruments.potential(recipe, tmp_path, CPU, lambda done, _: counted.append(done))
+    found = instruments.potential(chosen, tmp_path, CPU, lambda done, _: counted.append(done))
     assert counted == [3, 4]
     assert found["radius"] == found["walked"] == 12.5
     assert max(found["distances"]) <= 12.5
@@ -94,6 +94,40 @@ def test_the_potential_is_of_the_recipe_that_the_study_declares(tmp_path, tiny):
     found = json.loads((tmp_path / "potential.json").read_text())
     assert (found["model"], found["data"]) == (tiny.model, "synthetic:1x8x8x3:60")
     assert found["origin"] == pytest.approx(np.log(3), rel=0.3)  # three classes
+
+
+@pytest.mark.usefixtures("_small_scan")
+def test_glorots_initial_weights_are_another_potential_and_an_older_file_is_of_the_default(
+    tmp_path,
+):
+    def origin(initialise):
+        chosen = Instrument("potential", find_recipe("f1-digits"), initialise)
+        measure(chosen, tmp_path, CPU, ignore)
+        return json.loads(target.read_text())["origin"]
+
+    target = tmp_path / "potential.json"
+    default, glorot = origin("default"), origin("glorot")
+    assert default != glorot
+    assert origin("default") == default
+    older = json.loads(target.read_text())
+    del older["initialise"]
+    target.write_text(json.dumps({**older, "origin": 1.0}))
+    assert origin("default") == 1.0  # kept
+    assert origin("glorot") == glorot
+
+
+def test_glorots_weights_have_the_variance_of_their_paper_and_biases_are_0():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(8, 24, 5), nn.BatchNorm2d(24), nn.Flatten(), nn.Linear(600, 400)
+    )
+    norm = {name: value.clone() for name, value in model[1].state_dict().items()}
+    glorot_(model, torch.Generator().manual_seed(1))
+    for layer, fans in ((model[0], 25 * (8 + 24)), (model[3], 600 + 400)):
+        assert float(layer.weight.detach().var()) == pytest.approx(2 / fans, rel=0.05)
+        assert float(layer.weight.detach().abs().max()) <= (6 / fans) ** 0.5
+        assert not layer.bias.any()
+    assert all(norm[name].equal(value) for name, value in model[1].state_dict().items())
 
 
 def test_a_potential_without_a_recipe_is_refused(tmp_path):
@@ -130,6 +164,10 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, text):
 def test_an_unknown_instrument_is_refused():
     with pytest.raises(InputError, match=r"^instrument: 'wlak' is unknown; did you mean walk\?"):
         Instrument("wlak")
+    with pytest.raises(
+        InputError, match=r"^initialise: 'glorto' is unknown; did you mean glorot\?"
+    ):
+        Instrument("potential", initialise="glorto")
 
 
 def test_the_largest_distance_is_that_of_the_summaries_that_can_be_read(tmp_path):

@@ -46,8 +46,17 @@ def test_another_run_of_the_study_adds_its_columns_and_seeds():
 
 def test_what_is_written_is_read_back(tmp_path):
     manifest = describe(find_study("diffusion"))
+    glorot = replace(manifest.instruments[0], initialise="glorot")
+    manifest = replace(manifest, instruments=(glorot,))
     write_study(manifest, tmp_path)
     assert read_study(tmp_path) == manifest
+    older = (
+        (tmp_path / "study.json")
+        .read_text()
+        .replace('"initialise": "glorot"', '"name": "potential"')
+    )
+    (tmp_path / "study.json").write_text(older)
+    assert read_study(tmp_path) == describe(find_study("diffusion"))
     assert read_study(tmp_path / "elsewhere") is None
 
 

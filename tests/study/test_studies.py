@@ -86,7 +86,7 @@ def test_the_diffusion_study_changes_one_thing_per_row():
     for size, recipe in rows["before"].columns.items():
         after = rows["after"].columns[size]
         assert replace(after, lr_rule="none", ghost=None) == recipe
-        assert (after.lr_rule, after.ghost) == ("sqrt", 32)
+        assert (after.lr_rule, after.ghost) == ("sqrt", min(32, recipe.batch))
     for size, recipe in rows["no weight decay"].columns.items():
         assert recipe.regime.weight_decay == 0
         decayed = rows["before"].columns[size]
