@@ -72,16 +72,17 @@ def _walk(found: dict[str, Any]) -> dict[str, Plot]:
 
 
 def _separable(found: dict[str, Any]) -> dict[str, Plot]:
-    distance, lengths = new_axes("time", "length of w over that of the hard-margin vector")
+    distance, lengths = new_axes("ln t", "|w| / |w_hat|")
     gap, products = new_axes("ln t", "gap of the margin times ln t")
+    lengths.set_xscale("linear")
     products.set_xscale("linear")
     draws, colours = found["draws"], OTHERS * len(found["draws"])
     for draw, colour in zip(draws, colours, strict=False):
-        t = np.array(draw["times"])
-        lengths.plot(t, np.array(draw["distances"]) / draw["length"], color=colour, lw=1)
-        products.plot(np.log(t), np.array(draw["gaps"]) * np.log(t), color=colour, lw=1)
-        products.plot(np.log(t[-1]), draw["limit"], "o", ms=3, color=colour)
-    lengths.plot(t, np.log(t), "--", color="#888888", lw=1)
+        log_t = np.log(draw["times"])
+        lengths.plot(log_t, np.array(draw["distances"]) / draw["length"], color=colour, lw=1)
+        products.plot(log_t, np.array(draw["gaps"]) * log_t, color=colour, lw=1)
+        products.plot(log_t[-1], draw["limit"], "o", ms=3, color=colour)
+    lengths.plot(log_t, log_t, "--", color="#888888", lw=1)
     rows = (
         f"{limit:.4f}, {product:.4f} and {scaled:.4f} ({left:.0e})"
         for limit, product, scaled, left in gap_limits(draws)
@@ -91,8 +92,8 @@ def _separable(found: dict[str, Any]) -> dict[str, Plot]:
             distance,
             "Logistic regression on separable data moves as log t",
             f"Length of the weight vector w(t) of logistic regression on {len(draws)} draws of "
-            "separable data, over the length of the hard-margin vector. The dashed line is ln t, "
-            "to which theory lets every draw run parallel.",
+            "separable data, over the length of the hard-margin vector w_hat. The dashed line is "
+            "ln t; in theory every draw becomes parallel to it.",
         ),
         "separable-gap": Plot(
             gap,
