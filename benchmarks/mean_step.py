@@ -8,6 +8,7 @@ layers use batch statistics. With K batches |mean|^2 is estimated without bias f
 different batches, (|sum g|^2 - sum |g|^2) / (K (K - 1)). Errors are standard errors over REPEATS.
 """
 
+from dataclasses import replace
 from math import sqrt
 from statistics import mean, stdev
 from tempfile import TemporaryDirectory
@@ -19,8 +20,12 @@ from torch import nn
 import ghostbatch as gb
 from ghostbatch.data import load
 from ghostbatch.data.datasets import ImageData
+from ghostbatch.optim import Regime
 from ghostbatch.recipes import find_recipe
 from ghostbatch.train.state import initial_model
+
+REGIME = Regime(lr=0.05, epochs=4, drops=((2, 0.005), (3, 0.0005)))
+"""That of the study `diffusion`, in which SB has 500 updates."""
 
 REPEATS = 4
 BATCHES = {32: 64, 1024: 12}
@@ -29,7 +34,7 @@ BATCHES = {32: 64, 1024: 12}
 
 def main() -> None:
     """Measure and print the ratio before and after training, at the small and a large batch."""
-    recipe, data = find_recipe("f1-digits"), load("digits")
+    recipe, data = replace(find_recipe("f1-digits"), regime=REGIME), load("digits")
     with TemporaryDirectory() as folder:
         gb.train(recipe, out=folder)
         models = {"before": initial_model(recipe, data.info), "after": gb.load_run(folder)}
