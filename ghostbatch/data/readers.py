@@ -20,7 +20,10 @@ from ghostbatch.optional import import_torchvision
 
 
 def digits(data_dir: Path, download: bool) -> ImageData:
-    """5,000 MNIST digits that come with the package: 4,000 for training, 1,000 for testing."""
+    """5,000 MNIST digits that come with the package: 4,000 for training, 1,000 for testing.
+
+    Both parts are sorted by class, so the first n are of few classes: draw a part at random.
+    """
     del data_dir, download
     with (files("ghostbatch.data") / "embedded" / "digits.npz").open("rb") as file:
         arrays = dict(np.load(file))

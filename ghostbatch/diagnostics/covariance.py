@@ -10,6 +10,16 @@ times
 
 and two different batches of one permutation have the covariance -C / (N - 1). (The paper's appendix
 A calls the moments of Bernoulli selection those of sampling with replacement: see docs/paper.md.)
+
+Batches of an endless stream of permutations may straddle two of them. Such a batch has k samples of
+the next permutation, which is independent of this one, so the covariances of the two sums of
+gradients add up, k (N - k) / (N - 1) C and (M - k) (N - M + k) / (N - 1) C. Over M^2 that is
+
+    "without" replacement, straddling  (N - (k^2 + (M - k)^2) / M) / (N - 1) C / M,
+
+which is 2 k (M - k) / (M (N - 1)) of C / M more than in a batch of one permutation. Two batches
+with a_j and b_j samples of permutation j have the covariance -C / (N - 1) times their overlap, the
+sum of a_j b_j / M^2.
 """
 
 from dataclasses import dataclass
@@ -57,26 +67,42 @@ class IncrementCovariance:
         return self.second - torch.outer(self.mean, self.mean)
 
     def covariance(
-        self, batch: int, *, scheme: Scheme = "without", lr: float = 1.0, noise: float = 0.0
+        self,
+        batch: int,
+        *,
+        scheme: Scheme = "without",
+        lr: float = 1.0,
+        noise: float = 0.0,
+        straddling: int = 0,
     ) -> Tensor:
         """Return the covariance of one increment, (P, P).
 
-        Loss weights z_n ~ N(1, noise) add lr^2 noise S / M under every scheme.
+        Loss weights z_n ~ N(1, noise) add lr^2 noise S / M under every scheme. ``straddling`` is
+        the number of samples from the next permutation, which matters for "without" alone.
         """
         self._check(batch, scheme)
-        n = self.samples
+        if not 0 <= straddling <= batch:
+            raise InputError("straddling", f"{straddling} of {batch} samples", f"use 0 to {batch}")
+        n, k = self.samples, straddling
         if scheme == "bernoulli":
             plain = (1 / batch - 1 / n) * self.second
         else:
-            correction = 1.0 if scheme == "with" else (n - batch) / max(1, n - 1)
+            left = n - (k**2 + (batch - k) ** 2) / batch
+            correction = 1.0 if scheme == "with" else left / max(1, n - 1)
             plain = correction / batch * self.centred
         return lr**2 * (plain + noise / batch * self.second)
 
-    def between(self, *, scheme: Scheme = "without", lr: float = 1.0) -> Tensor:
-        """Return the covariance between two batches (of one permutation if "without")."""
+    def between(
+        self, *, scheme: Scheme = "without", lr: float = 1.0, overlap: float = 1.0
+    ) -> Tensor:
+        """Return the covariance between two batches.
+
+        For "without", ``overlap`` is the sum of a_j b_j / M^2 over permutations j, of which the
+        batches have a_j and b_j samples: 1 if both are of one permutation.
+        """
         self._check(1, scheme)
         if scheme == "without":
-            return -(lr**2) / (self.samples - 1) * self.centred
+            return -(lr**2) * overlap / (self.samples - 1) * self.centred
         return torch.zeros_like(self.second)
 
     def rule(

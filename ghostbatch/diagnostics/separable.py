@@ -1,9 +1,20 @@
-"""Gradient descent for logistic regression on separable data: w(t) = w_hat log t + O(1).
+"""Logistic regression on separable data: w(t) = w_hat log t + O(1).
 
 w_hat is the hard-margin vector of a support vector machine without intercept: the shortest w with
-y x.w >= 1 for all samples. The loss has no minimum, so the weights grow for ever. Their direction
+z.w >= 1 for all z = y x. The loss has no minimum, so the weights grow for ever. Their direction
 approaches that of w_hat, and the gap between their margin and the largest one shrinks as 1 / log t
 (Soudry et al., *The implicit bias of gradient descent on separable data*, 2018).
+
+The constant of that law is known. w_hat = |w_hat|^2 sum p_n z_n over the support vectors, with
+weights p_n > 0 that sum to 1. Put w = w_hat ln t + r into dw/dt = lr sum exp(-z_n.w) z_n: then
+lr exp(-z_n.r) = |w_hat|^2 p_n, so z_n.w = ln t + c + ln(1 / p_n) with c = ln(lr / |w_hat|^2). The
+smallest is that of the largest p_n, and |w| = w.w_hat / |w_hat| + O(1 / ln t)
+= |w_hat| (ln t + c + H(p)) + O(1 / ln t), with H the entropy. Hence
+
+    gap x ln t -> (H(p) - ln(1 / p_max)) / |w_hat|.
+
+Two errors vanish on the way: one of order 1 / ln t, and t^-s, where z.w_hat = 1 + s of the sample
+nearest to being a support vector. The limit is 0 if all p_n are equal, as for one support vector.
 """
 
 from dataclasses import dataclass
@@ -94,3 +105,51 @@ def descend(
     margins = tuple(float((signed @ w).min() / np.linalg.norm(w)) for _, w in recorded)
     times, weights = zip(*((t, tuple(w.tolist())) for t, w in recorded), strict=True)
     return Descent(times, weights, margins, float(rate))
+
+
+@dataclass(frozen=True)
+class HardMargin:
+    """The hard-margin vector of separable data, and its dual weights."""
+
+    vector: Array
+    """w_hat: the shortest w with z.w >= 1 for all samples z = y x."""
+    weights: Array
+    """p, one per sample: w_hat is |w_hat|^2 times their sum of the z; 0 off the support vectors."""
+    slack: float
+    """Smallest z.w_hat - 1 over the samples that are no support vectors; infinity if all are."""
+
+    @property
+    def largest(self) -> float:
+        """The largest possible margin, 1 / |w_hat|."""
+        return float(1 / np.linalg.norm(self.vector))
+
+    @property
+    def gap_limit(self) -> float:
+        """The limit of gap times ln t: (H(p) - ln(1 / p_max)) / |w_hat|."""
+        p = self.weights[self.weights > 0]
+        return float(np.log(p.max()) - p @ np.log(p)) * self.largest
+
+
+def hard_margin_in_the_plane(signed: ArrayLike) -> HardMargin:
+    """Return the hard-margin vector of points z = y x, (N, 2), and its dual weights.
+
+    It is q / |q|^2, where q is the point of the convex hull nearest to 0. In the plane q lies on a
+    segment between two points, so this function tries all pairs.
+
+    >>> found = hard_margin_in_the_plane([[1.0, 1.0], [1.0, -3.0], [3.0, 0.0]])
+    >>> found.vector.tolist(), found.weights.tolist(), found.slack
+    ([1.0, 0.0], [0.75, 0.25, 0.0], 2.0)
+    """
+    z = np.asarray(signed, dtype=float)
+    ends = z[None] - z[:, None]
+    lengths = np.maximum((ends**2).sum(-1), np.finfo(float).tiny)
+    along = np.clip(-(z[:, None] * ends).sum(-1) / lengths, 0, 1)
+    points = z[:, None] + along[..., None] * ends
+    first, second = np.unravel_index((points**2).sum(-1).argmin(), lengths.shape)
+    weights = np.zeros(len(z))
+    weights[first] += 1 - along[first, second]
+    weights[second] += along[first, second]
+    nearest = weights @ z
+    vector = nearest / (nearest**2).sum()
+    slack = (z @ vector - 1)[weights == 0].min(initial=np.inf)
+    return HardMargin(vector, weights, float(slack))

@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ghostbatch.diagnostics import DiffusionFit, fit_diffusion
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.files import atomic_file
+from ghostbatch.report.growth import describe_growth, fit_growth
 from ghostbatch.report.runs import Group, Results
 from ghostbatch.study import Row
 from ghostbatch.train import Record
@@ -116,39 +116,19 @@ def _errors(groups: list[Group], unit: str) -> Plot:
 
 def _distance(groups: list[Group]) -> Plot:
     figure, axes = new_axes("update", "distance from the initial weights")
-    slopes = []
+    fits = {fit.column: fit for fit in fit_growth(groups)}
+    found = describe_growth(list(fits.values()))
     for group, colour in _coloured(groups):
         t, distance = _curves(group, "train", "update", "distance")
         axes.plot(t, distance.mean(0), "o", color=colour, ms=2.5, label=_label(group))
         _band(axes, t, distance, colour)
-        end = _first_phase_end(group)
-        t, distance = _shared([run.records.even for run in group.finished], "update", "distance")
-        first = t <= end
-        if first.sum() >= 4:
-            fit = fit_diffusion(t[first].tolist(), distance.mean(0)[first].tolist())
-            line = np.geomspace(1, end, 50)
-            axes.plot(line, fit.intercept + fit.slope * np.log(line), color=colour, lw=1)
-            low, high = fit.slope_interval
-            slopes.append(
-                f"{group.column}: b = {fit.slope:.2f} in [{low:.2f}, {high:.2f}], {verdict(fit)}"
-            )
+        if group.column in fits:
+            mean, line = fits[group.column].mean, np.geomspace(*fits[group.column].window, 50)
+            axes.plot(line, mean.intercept + mean.slope * np.log(line), color=colour, lw=1)
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left")
-    fits = "No column has enough records before the first drop of the learning rate for a fit."
-    if slopes:
-        fits = (
-            "Lines are fits of d = a + b ln t up to the first drop of the learning rate. The slope "
-            "b has a 95 % interval, and AIC compares the fit with d = a + b sqrt t. "
-            f"{'; '.join(slopes)}."
-        )
-    caption = f"Distance of the weights from their initial values, the mean over seeds. {fits}"
+    caption = f"Distance of the weights from their initial values, the mean over seeds. {found}"
     return Plot(figure, "Weight distance", caption)
-
-
-def verdict(fit: DiffusionFit) -> str:
-    """Say which law fits better, and by how much."""
-    better, worse = ("ln t", "sqrt t") if fit.better == "log" else ("sqrt t", "ln t")
-    return f"{better} fits better than {worse} (AIC lower by {fit.aic_margin:.0f})"
 
 
 def _accuracy_by_distance(groups: list[Group]) -> Plot:
@@ -208,16 +188,6 @@ def slope_with_interval(
             slopes.append(np.polyfit(x[chosen], y[chosen], 1)[0])
     low, high = np.quantile(slopes, [0.025, 0.975])
     return float(np.polyfit(x, y, 1)[0]), (float(low), float(high))
-
-
-def _first_phase_end(group: Group) -> int:
-    """Return the update of the first drop; with hold "distance", the earliest of the seeds."""
-    plan = group.runs[0].plan
-    if plan.recipe.hold != "distance":
-        return (*plan.drop_updates, plan.updates)[0]
-    return min(
-        max(r.update for r in run.records.shown if r.lr >= plan.regime.lr) for run in group.finished
-    )
 
 
 def _curves(group: Group, split: str, time: str, value: str) -> tuple[np.ndarray, np.ndarray]:

@@ -11,10 +11,13 @@ import numpy as np
 
 from ghostbatch.diagnostics import RandomPotential, fit_diffusion
 from ghostbatch.errors import InputError
-from ghostbatch.report.figures import OTHERS, STYLE, Plot, new_axes, verdict
+from ghostbatch.report.figures import OTHERS, STYLE, Plot, new_axes
 from ghostbatch.report.runs import Results
 
 BINS = (10, 20, 50)
+
+RADII = (3.0, 10.0, 20.0)
+"""Radii of the random potential besides its largest: alpha depends on them."""
 
 
 @mpl.rc_context(STYLE)
@@ -56,9 +59,7 @@ def _walk(found: dict[str, Any]) -> dict[str, Plot]:
         basis = np.log(t[late]) ** fit.exponent if fit.better == "log" else np.sqrt(t[late])
         b, a = np.polyfit(basis, d[late], 1)
         axes.plot(t[late], a + b * basis, color=colour, lw=1)
-        verdicts.append(
-            f"{kind}: p = {fit.exponent:.2f} in [{low:.2f}, {high:.2f}], and {verdict(fit)}"
-        )
+        verdicts.append(f"{kind}: p = {fit.exponent:.2f} in [{low:.2f}, {high:.2f}], {fit.finding}")
     axes.set_yscale("log")
     axes.legend(loc="upper left")
     caption = (
@@ -71,39 +72,50 @@ def _walk(found: dict[str, Any]) -> dict[str, Plot]:
 
 
 def _separable(found: dict[str, Any]) -> dict[str, Plot]:
-    t, length = np.array(found["times"]), np.array(found["distances"])
-    size = float(np.linalg.norm(found["vector"]))
-    fit = fit_diffusion(t.tolist(), length.tolist())
-    low, high = fit.slope_interval
-    distance, axes = new_axes("time", "length of w")
-    axes.plot(t, length, "o", ms=2.5, color=OTHERS[0])
-    axes.plot(t, fit.intercept + fit.slope * np.log(t), color=OTHERS[0], lw=1)
-    gaps = np.array(found["gaps"])
-    late = (t > 1e3) & (gaps > 0)
-    power, level = np.polyfit(np.log(np.log(t[late])), np.log(gaps[late]), 1)
-    end = late & (np.log(t) > np.log(t[-1]) / 2)
-    later = np.polyfit(np.log(np.log(t[end])), np.log(gaps[end]), 1)[0]
-    gap, axes = new_axes("ln t", "gap of the margin to its maximum")
-    axes.plot(np.log(t[late]), gaps[late], "o", ms=2.5, color=OTHERS[1])
-    axes.plot(np.log(t[late]), np.exp(level) * np.log(t[late]) ** power, color=OTHERS[1], lw=1)
-    axes.set_yscale("log")
+    distance, lengths = new_axes("ln t", "|w| / |w_hat|")
+    gap, products = new_axes("ln t", "gap of the margin times ln t")
+    lengths.set_xscale("linear")
+    products.set_xscale("linear")
+    draws, colours = found["draws"], OTHERS * len(found["draws"])
+    for draw, colour in zip(draws, colours, strict=False):
+        log_t = np.log(draw["times"])
+        lengths.plot(log_t, np.array(draw["distances"]) / draw["length"], color=colour, lw=1)
+        products.plot(log_t, np.array(draw["gaps"]) * log_t, color=colour, lw=1)
+        products.plot(log_t[-1], draw["limit"], "o", ms=3, color=colour)
+    lengths.plot(log_t, log_t, "--", color="#888888", lw=1)
+    rows = (
+        f"{limit:.4f}, {product:.4f} and {scaled:.4f} ({left:.0e})"
+        for limit, product, scaled, left in gap_limits(draws)
+    )
     return {
         "separable-distance": Plot(
             distance,
             "Logistic regression on separable data moves as log t",
-            "Length of the weight vector w(t) of logistic regression on separable data. The line "
-            f"is a fit of d = a + b ln t, with b = {fit.slope:.4f} in [{low:.4f}, {high:.4f}] "
-            f"(95 %). The hard-margin vector has length {size:.4f}.",
+            f"Length of the weight vector w(t) of logistic regression on {len(draws)} draws of "
+            "separable data, over the length of the hard-margin vector w_hat. The dashed line is "
+            "ln t; in theory every draw becomes parallel to it.",
         ),
         "separable-gap": Plot(
             gap,
             "The gap of the margin shrinks as 1 / log t",
-            "Gap between the margin of w(t) and the largest possible one, from t = 1000 on. It "
-            f"falls as (ln t)^{power:.2f}, and as (ln t)^{later:.2f} in the later half (least "
-            "squares on log axes); theory predicts -1 in the limit. The descent has no noise, so "
-            "there is no interval.",
+            "Gap between the margin of w(t) and the largest possible one, times ln t, for "
+            f"{len(draws)} draws of the data. Points are the limits, in closed form: "
+            "(H(p) - ln(1 / p_max)) / |w_hat|, with p the normalised dual weights of the support "
+            "vectors. For each draw: the limit, gap x ln t at the end, and gap x |w| / |w_hat|, "
+            "which has the same limit and reaches it sooner; in brackets t^-s, the weight left of "
+            f"the sample that is nearest to being a support vector. {'; '.join(rows)}.",
         ),
     }
+
+
+def gap_limits(draws: list[dict[str, Any]]) -> list[tuple[float, float, float, float]]:
+    """Return for each draw the limit, gap x ln t and gap x |w| / |w_hat| at the end, and t^-s."""
+    rows = []
+    for draw in draws:
+        t, gap = draw["times"][-1], draw["gaps"][-1]
+        scaled = gap * draw["distances"][-1] / draw["length"]
+        rows.append((draw["limit"], gap * np.log(t), scaled, t ** -draw["slack"]))
+    return rows
 
 
 def _potential(found: dict[str, Any]) -> dict[str, Plot]:
@@ -114,22 +126,28 @@ def _potential(found: dict[str, Any]) -> dict[str, Plot]:
         axes.plot(bins.distances, bins.rms, "o", ms=3, color=colour, label=f"{count} bins")
     axes.set_yscale("log")
     axes.legend(loc="upper left")
-    radii = sorted({scan.radius, scan.radius / 4, min(10.0, scan.radius)}, reverse=True)
-    alphas = (
-        f"{part.alpha:.2f} ± {part.alpha_stderr:.2f} up to {part.radius:.3g}"
-        for part in map(scan.within, radii)
+    rows = (
+        f"{part.alpha:.2f} ± {part.alpha_stderr:.2f} and {part.detrended.alpha:.2f} ± "
+        f"{part.detrended.alpha_stderr:.2f} up to {part.radius:.3g}"
+        for part in by_radius(scan)
     )
-    rest = scan.detrended
+    drawn = " (Glorot's)" if found.get("init") == "glorot" else ""
     caption = (
         f"Root-mean-square deviation of the loss of {found['model']} from its value at the initial "
-        f"weights, by distance, at {len(scan.losses):,} random places. The loss is over "
+        f"weights{drawn}, by distance, at {len(scan.losses):,} random places. The loss is over "
         f"{found['images']:,} training images of {found['data']}. Runs of this study ended at "
         f"distances up to {found['walked']:.3g}. The exponent alpha is the maximum of the "
-        f"likelihood, with its standard error: {', '.join(alphas)}; with the mean trend removed "
-        f"{rest.alpha:.2f} ± {rest.alpha_stderr:.2f}. The paper finds 2, but any smooth "
-        "loss with a gradient has 2 near the origin."
+        "likelihood, with its standard error, of all changes of the loss and with their mean trend "
+        f"removed: {', '.join(rows)}. The paper finds 2, but any smooth loss with a gradient has 2 "
+        "near the origin."
     )
     return {"potential": Plot(figure, "The random potential", caption)}
+
+
+def by_radius(scan: RandomPotential) -> list[RandomPotential]:
+    """Return the parts of a scan up to each of `RADII` that holds 30 samples, and the whole."""
+    near = (r for r in RADII if r < scan.radius and sum(z <= r for z in scan.distances) >= 30)
+    return [*map(scan.within, near), scan]
 
 
 KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Plot]]] = {

@@ -1,8 +1,9 @@
 """Reads the records of a run for its figures and fits; of a long run only some.
 
-The figures have logarithmic axes, so they need records at equal steps of log time; fits need
-records at equal steps. Both are chosen while the file is read, and only those lines are parsed: a
-million lines take seconds, and memory for a few thousand.
+The figures have logarithmic axes, so they need records at equal steps of log time. Fits need those
+that every run has at the same updates, whatever its evaluations: the updates of `log_spaced`. Both
+are chosen while the file is read, and only those lines are parsed: a million lines take seconds,
+and memory for a few thousand.
 """
 
 import re
@@ -12,6 +13,7 @@ from math import log10
 from pathlib import Path
 from typing import NamedTuple
 
+from ghostbatch.diagnostics import log_spaced
 from ghostbatch.errors import InputError
 from ghostbatch.train import Record
 from ghostbatch.train.record import name_lines, parse_records
@@ -22,8 +24,8 @@ ALL = 2000
 PER_DECADE = 100
 """Records kept of each split for each tenfold number of updates, in longer files."""
 
-EVENLY = 500
-"""Training records kept at equal steps, in longer files: at least this number, below twice that."""
+LOG_SPACED = frozenset(log_spaced(10**9))
+"""The updates after which every run is recorded, besides its evaluations, drops and end."""
 
 START = re.compile(rb'\{"update": (\d{1,18}), "epoch": [^,]+, "split": "(\w+)"')
 """The start of a line of ``metrics.jsonl``."""
@@ -44,24 +46,8 @@ class RunRecords(NamedTuple):
 
     shown: list[Record]
     """For figures."""
-    even: list[Record]
-    """Training records at equal steps in the order of the file, for fits."""
-
-
-class EvenSample:
-    """Keeps every k-th line that it is given, and doubles k whenever these become too many."""
-
-    def __init__(self) -> None:
-        self.lines: list[Line] = []
-        self._step, self._seen = 1, 0
-
-    def add(self, line: Line) -> None:
-        """Keep the line if it is a k-th."""
-        if self._seen % self._step == 0:
-            self.lines.append(line)
-        self._seen += 1
-        if len(self.lines) == 2 * EVENLY:
-            self.lines, self._step = self.lines[::2], 2 * self._step
+    log_spaced: list[Record]
+    """Training records at the updates of `LOG_SPACED`, for fits."""
 
 
 def read_run_records(path: Path) -> RunRecords:
@@ -73,7 +59,7 @@ def read_run_records(path: Path) -> RunRecords:
     every: list[Line] = []
     spaced: dict[tuple[str, int], Line] = {}
     last: dict[str, Line] = {}
-    even = EvenSample()
+    fitted: list[Line] = []
     damaged: list[int] = []
     count = 0
     for line in _lines(path, damaged):
@@ -83,18 +69,17 @@ def read_run_records(path: Path) -> RunRecords:
         step = int(PER_DECADE * log10(line.update)) if line.update else -1
         spaced.setdefault((line.split, step), line)
         last[line.split] = line
-        if line.split == "train":
-            even.add(line)
-    chosen = [*spaced.values(), *last.values(), *even.lines] if count > ALL else every
+        if line.split == "train" and line.update in LOG_SPACED:
+            fitted.append(line)
+    chosen = [*spaced.values(), *last.values(), *fitted] if count > ALL else every
     lines = {line.number: line for line in chosen}
     records = _parse([lines[number] for number in sorted(lines)], damaged)
     if damaged and not records:
         raise InputError("folder", name_lines(path, damaged), REMEDY)
     if damaged:
         warnings.warn(f"{name_lines(path, sorted(damaged))}, and left out; {REMEDY}", stacklevel=2)
-    at_equal_steps = even.lines if count > ALL else every
-    trained = (records.get(line.number) for line in at_equal_steps if line.split == "train")
-    return RunRecords(list(records.values()), [record for record in trained if record])
+    kept = [records[line.number] for line in fitted if line.number in records]
+    return RunRecords(list(records.values()), kept)
 
 
 REMEDY = "once the run has ended, delete these lines to do without them"

@@ -64,12 +64,12 @@ def diffusion() -> Study:
     phase from a quarter to four times as long, with the same later phases. Instrument: the loss
     around the initial weights.
     Expected: docs/diffusion.md.
-    Cost: 13 minutes on two cores.
+    Cost: about 18 minutes on two idle cores.
     """
     regime = Regime(lr=0.05, epochs=4, drops=((2, 0.005), (3, 0.0005)))
     base = replace(find_recipe("f1-digits"), regime=regime)
     high = replace(base, regime=Regime(lr=base.regime.lr, epochs=16))
-    sizes = (32, 128, 512, 1024)
+    sizes = (8, 32, 128, 512, 1024)
     rows = {
         "before": by_size(high, sizes),
         "after": by_size(replace(high, lr_rule="sqrt", ghost=32), sizes),

@@ -1,5 +1,7 @@
 """The closed-form covariance of increments, against Monte Carlo over batches."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from ghostbatch import increment_covariance, to_ghost
-from ghostbatch.diagnostics import cosine, effective_rank, per_sample_gradients
+from ghostbatch.diagnostics import (
+    IncrementCovariance,
+    cosine,
+    effective_rank,
+    per_sample_gradients,
+)
 from ghostbatch.errors import InputError
 
 N, BATCH, SMALL = 24, 12, 3
@@ -82,6 +89,24 @@ def test_the_covariance_between_two_batches_matches_monte_carlo(gradients, momen
     other = {"skip": 6} if scheme == "without" else {"seed": 1}
     second = selections(scheme, 6, **other) @ gradients / 6
     assert_covariance(first, second, moments.between(scheme=scheme))
+
+
+def test_batches_that_straddle_two_permutations_have_their_exact_covariance(gradients):
+    """All streams of three permutations of four samples, in batches of three."""
+    few, batch = gradients[:4], 3
+    moments = IncrementCovariance(few.mean(0), few.T @ few / 4, samples=4)
+    orders = torch.tensor(list(permutations(range(4))))
+    triples = torch.cartesian_prod(*[torch.arange(len(orders))] * 3)
+    means = few[orders[triples].flatten(1)].unflatten(1, (-1, batch)).mean(2)
+    means = means - means.mean(0)
+    exact = torch.einsum("sip,sjq->ijpq", means, means) / len(means)
+    parts = torch.tensor([[3, 0, 0], [1, 2, 0], [0, 2, 1], [0, 0, 3]])  # samples by permutation
+    for i, mine in enumerate(parts):
+        known = moments.covariance(batch, straddling=int(mine.max()))
+        torch.testing.assert_close(exact[i, i], known)
+        for j in {0, 1, 2, 3} - {i}:
+            overlap = float(mine @ parts[j]) / batch**2
+            torch.testing.assert_close(exact[i, j], moments.between(overlap=overlap))
 
 
 def test_the_sum_of_all_batches_of_a_permutation_has_no_variance(moments):
@@ -240,6 +265,7 @@ def test_gradients_are_taken_in_evaluation_mode_and_the_model_is_restored(ghost)
         ("labels", lambda _: increment_covariance(*problem()[:2], torch.zeros(2))),
         ("scheme", lambda m: m.covariance(2, scheme="stratified")),
         ("batch", lambda m: m.covariance(N + 1)),
+        ("straddling", lambda m: m.covariance(2, straddling=3)),
         ("rule", lambda m: m.rule("cubic", 4, 2)),
         ("batch", lambda m: m.rule("noise", 2, 4)),
     ],
@@ -251,6 +277,7 @@ def test_gradients_are_taken_in_evaluation_mode_and_the_model_is_restored(ghost)
         "fewer labels than inputs",
         "unknown scheme",
         "batch above the samples",
+        "more of the next permutation than the batch",
         "unknown rule",
         "noise for a smaller batch",
     ],

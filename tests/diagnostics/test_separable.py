@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ghostbatch.diagnostics import fit_diffusion
-from ghostbatch.diagnostics.separable import descend
+from ghostbatch.diagnostics.separable import descend, hard_margin_in_the_plane
 from ghostbatch.errors import InputError
 
 SEEDS = (0, 5)
@@ -61,6 +61,36 @@ def test_the_gap_of_the_margin_shrinks_as_one_over_log_time(run):
     assert (gaps[late] > 0).all()
     assert times_log.max() < 1.6 * times_log.min()  # while log t grows by a factor of 3.3
     assert gaps[-1] < 0.005
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+def test_the_gap_times_log_time_tends_to_its_closed_form(share):
+    """Two support vectors of dual weights ``share`` and 1 - ``share``; the third sample is far."""
+    signed = np.array([[1.0, 1 - share], [1.0, -share], [3.0, 0.5]])
+    exact = hard_margin_in_the_plane(signed)
+    assert exact.weights == pytest.approx([share, 1 - share, 0])
+    assert (exact.vector, exact.slack) == (pytest.approx([1, 0]), pytest.approx(2))
+    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
+    assert exact.gap_limit == pytest.approx(entropy + np.log(share), abs=1e-12)
+    found = descend(signed, [1, 1, 1], until=1e100)
+    times_log = found.gaps(1.0) * np.log(found.times)
+    late = np.log(found.times) > 50
+    # The error is of order 1 / ln t, so its product with ln t is almost constant.
+    errors = ((times_log - exact.gap_limit) * np.log(found.times))[late]
+    assert np.ptp(errors) < 0.12 * np.abs(errors).max() + 1e-4
+    # Along the vector there is no such error: w.w_hat / |w_hat|^2 - min z.w tends to the limit.
+    w = np.array(found.weights[-1])
+    assert w @ exact.vector - (signed @ w).min() == pytest.approx(exact.gap_limit, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_hard_margin_vector_is_that_of_a_support_vector_machine(seed):
+    points = np.random.default_rng(seed).normal((3.0, 1.0), size=(30, 2))
+    found = hard_margin_in_the_plane(points)
+    assert found.vector == pytest.approx(hard_margin(points, np.ones(30)), rel=1e-4)
+    length = found.vector @ found.vector
+    assert length * found.weights @ points == pytest.approx(found.vector)
+    assert found.weights.sum() == pytest.approx(1)
 
 
 def test_a_rising_rate_gives_the_weights_of_a_constant_rate():

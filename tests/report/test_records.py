@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ghostbatch.diagnostics import log_spaced
 from ghostbatch.errors import InputError
-from ghostbatch.report.records import ALL, EVENLY, PER_DECADE, read_run_records
+from ghostbatch.report.records import ALL, PER_DECADE, read_run_records
 from ghostbatch.train import Record, read_records
 from ghostbatch.train.record import to_json
 
@@ -32,25 +33,23 @@ def written(tmp_path):
 
 def test_a_short_file_is_read_completely(written):
     path = written(ALL - 1)
-    shown, even = read_run_records(path)
+    shown, fitted = read_run_records(path)
     assert shown == read_records(path)
-    assert even == shown[1:]
+    assert [r.update for r in fitted] == log_spaced(ALL)[:-1]
 
 
-def test_a_long_file_is_shown_at_steps_of_log_time_and_fitted_at_equal_steps(written):
+def test_a_long_file_is_shown_at_steps_of_log_time_and_fitted_at_the_log_spaced_updates(written):
     path = written(count := 20_000)
-    shown, even = read_run_records(path)
+    shown, fitted = read_run_records(path)
     every = {(r.split, r.update): r for r in read_records(path)}
     assert all(every[r.split, r.update] == r for r in shown)
     assert [r.update for r in shown] == sorted({r.update for r in shown})
     assert shown[0].split == "validation"
     assert shown[-1].update == count
-    assert len(shown) < 5 * PER_DECADE + 2 * EVENLY
+    assert len(shown) < 5 * PER_DECADE + len(fitted)
     times = np.array([r.update for r in shown[1:]])
     assert np.diff(np.log10(times[times > 100])).max() < 2.1 / PER_DECADE
-    assert EVENLY <= len(even) < 2 * EVENLY
-    assert len(set(np.diff([r.update for r in even]))) == 1
-    assert even[0].update == 1
+    assert [r.update for r in fitted] == log_spaced(count)[:-1]  # it ends between two of them
 
 
 def test_memory_does_not_grow_with_the_file(written):
@@ -68,7 +67,7 @@ def test_memory_does_not_grow_with_the_file(written):
 def test_a_last_line_that_was_cut_short_is_left_out(written):
     path = written(4)
     path.write_bytes(path.read_bytes()[:-3])
-    assert [r.update for r in read_run_records(path).even] == [1, 2, 3]
+    assert [r.update for r in read_run_records(path).log_spaced] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("count", [20, 2 * ALL])
@@ -92,7 +91,7 @@ def test_a_damaged_line_is_named_and_left_out(written, count):
 def test_lines_of_another_program_are_read_too(written):
     path = written(3)
     path.write_text(path.read_text().replace(": ", ":"))
-    assert [r.update for r in read_run_records(path).even] == [1, 2, 3]
+    assert [r.update for r in read_run_records(path).log_spaced] == [1, 2, 3]
 
 
 def test_no_file_is_no_records_and_a_folder_is_refused(tmp_path):
