@@ -77,22 +77,28 @@ class DiffusionFit:
         return self.samples * (1 - self.autocorrelation) / (1 + self.autocorrelation)
 
     @property
-    def verdict(self) -> str:
-        """The result in one line; margins of AIC are those of the effective samples."""
+    def finding(self) -> str:
+        """Which law the distance follows, if that is decided.
+
+        Margins of AIC are those of the effective samples.
+        """
         share = self.effective_samples / self.samples
         margin = self.aic_margin * share
         curved = (self.aic[self.better] - self.aic["power"]) * share
         other = "sqrt" if self.better == "log" else "log"
         if curved > DECIDED:
-            found = f"neither log t nor sqrt t: (ln t)^p fits better by {curved:.0f} of AIC"
-        elif margin < DECIDED:
-            found = f"undecided: {self.better} t is ahead of {other} t by {margin:.1f} of AIC only"
-        else:
-            kind = "ultra-slow" if self.better == "log" else "ordinary"
-            found = f"{kind}: {self.better} t fits better than {other} t by {margin:.0f} of AIC"
+            return f"neither log t nor sqrt t: (ln t)^p fits better by {curved:.0f} of AIC"
+        if margin < DECIDED:
+            return f"undecided: {self.better} t is ahead of {other} t by {margin:.1f} of AIC only"
+        kind = "ultra-slow" if self.better == "log" else "ordinary"
+        return f"{kind}: {self.better} t fits better than {other} t by {margin:.0f} of AIC"
+
+    @property
+    def verdict(self) -> str:
+        """The result in one line: the finding, slope and exponent."""
         effective = f", effectively {self.effective_samples:.0f}" if self.autocorrelated else ""
         return (
-            f"{found}; slope {self.slope:.4g} in {_show(self.slope_interval)}, exponent "
+            f"{self.finding}; slope {self.slope:.4g} in {_show(self.slope_interval)}, exponent "
             f"{self.exponent:.3g} in {_show(self.exponent_interval)} at {100 * self.level:g} % "
             f"({self.samples} samples{effective})"
         )
@@ -161,6 +167,19 @@ def fit_diffusion(
         autocorrelation=float(AR1Estimator(curved).phi(fits[best].residuals(d))),
         level=level,
     )
+
+
+def slope_and_exponent(updates: Sequence[float], distances: Sequence[float]) -> tuple[float, float]:
+    """Return `DiffusionFit.slope` and `.exponent` alone, in a fiftieth of the time.
+
+    >>> t = np.arange(1, 100)
+    >>> slope, exponent = slope_and_exponent(t, 2 + 3 * np.log(t))
+    >>> round(slope, 6), round(exponent, 6)
+    (3.0, 1.0)
+    """
+    t, d = _sorted_by_time(updates, distances)
+    (_, slope), *_ = _least_squares(np.log(t), d)
+    return slope, _fit_exponent(np.log(t), d)[0]
 
 
 def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tuple[Array, Array]:
