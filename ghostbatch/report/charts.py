@@ -160,11 +160,12 @@ def layered(
 def markers(base: alt.Chart, series: str, names: Sequence[str], size: int = 75) -> alt.Chart:
     """Return hollow points, whose shapes tell apart those that lie on each other."""
     shapes = [SHAPES[index % len(SHAPES)] for index in range(len(names))]
-    return base.mark_point(size=size, strokeWidth=1.8, filled=False, opacity=1).encode(
+    points: alt.Chart = base.mark_point(size=size, strokeWidth=1.8, filled=False, opacity=1).encode(
         shape=alt.Shape(
             f"{series}:N", scale=alt.Scale(domain=list(names), range=shapes), title=None
         )
     )
+    return points
 
 
 def rounded(values: Iterable[float]) -> list[float]:

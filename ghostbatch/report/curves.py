@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ghostbatch.report.charts import Data, rounded
+from ghostbatch.report.charts import rounded
+from ghostbatch.report.drawing import Data
 from ghostbatch.report.runs import Group, Run
 from ghostbatch.train import Record
 
@@ -60,10 +61,10 @@ def curves_of(groups: list[Group]) -> Data:
 def add_lines(data: Data, split: str, lines: dict[str, tuple[list[float], list[float]]]) -> None:
     """Add updates and distances by column, such as those of a fit, in place of a split."""
     for column, (updates, distances) in lines.items():
-        given = {"column": [column] * len(updates), "split": [split] * len(updates)}
+        given: Data = {"column": [column] * len(updates), "split": [split] * len(updates)}
         given |= {"update": updates, "distance": distances}
-        for name, values in data.items():
-            values += given.get(name, [None] * len(updates))
+        for name in data:
+            data[name] += given.get(name, [None] * len(updates))
 
 
 def _marked(times: list[int], shift: float) -> list[bool]:

@@ -34,7 +34,7 @@ def _without_mouse(spec: dict[str, Any]) -> dict[str, Any]:
     """Return a declaration, maybe one of panels, without its mouse layer."""
     if "spec" in spec:
         spec = {**spec, "spec": _without_mouse(spec["spec"])}
-    kept = {
+    kept: dict[str, Any] = {
         part: [each for each in spec[part] if each.get("name") != HOVER]
         for part in ("layer", "params")
         if part in spec

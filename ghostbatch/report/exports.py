@@ -85,10 +85,10 @@ def _latex_cell(entry: Entry, notes: dict[str, str]) -> str:
 
 
 def _escape_latex(text: str) -> str:
-    """Return text that LaTeX prints as it is.
+    r"""Return text that LaTeX prints as it is.
 
     >>> print(_escape_latex("50 % of $a_b"))
-    50 \\% of \\$a\\_b
+    50 \% of \$a\_b
     """
     special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"} | {"×": "$\\times$"}

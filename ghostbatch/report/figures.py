@@ -10,8 +10,10 @@ import altair as alt
 import numpy as np
 
 from ghostbatch.errors import check_choice
-from ghostbatch.report.charts import Data, Grid, Plot, axis, layered, markers, rounded
+from ghostbatch.report.charts import Plot, axis, layered, markers, rounded
 from ghostbatch.report.curves import add_lines, curves_of
+from ghostbatch.report.drawing import Data
+from ghostbatch.report.grid import Grid
 from ghostbatch.report.growth import Growth, fit_growth
 from ghostbatch.report.longer import accuracy_by_distance, gain_at_drop
 from ghostbatch.report.runs import Group, Results
@@ -151,7 +153,7 @@ def _lines(base: alt.Chart, names: Sequence[str]) -> list[alt.Chart]:
     """Return the curves, and a few markers on each; the curves of unfinished runs are thin."""
     unfinished = "test(/not finished|diverged/, datum.run)"
     width = alt.condition(unfinished, alt.value(1), alt.value(2))
-    lines = base.mark_line(strokeJoin="round").encode(detail="run:N", strokeWidth=width)
+    lines: alt.Chart = base.mark_line(strokeJoin="round").encode(detail="run:N", strokeWidth=width)
     return [lines, markers(base, "column", names).transform_filter("datum.marker")]
 
 
@@ -159,8 +161,10 @@ def _band(base: alt.Chart, y: dict[str, Any]) -> alt.Chart:
     """Return the bands of one standard deviation."""
     value = y["shorthand"].removesuffix(":Q")
     low = alt.Y(**{**y, "shorthand": f"{value}_low:Q"})
-    ends = base.encode(y=low, y2=f"{value}_high:Q", detail="run:N")
-    return ends.mark_area(opacity=0.2, line=False).transform_filter(f"datum.{value}_low != null")
+    ends: alt.Chart = base.encode(y=low, y2=f"{value}_high:Q", detail="run:N").mark_area(
+        opacity=0.2
+    )
+    return ends.transform_filter(f"datum.{value}_low != null")
 
 
 def _ends(value: str) -> list[tuple[str, str, str]]:

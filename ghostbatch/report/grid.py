@@ -12,7 +12,7 @@ class Grid:
     """A table of text."""
 
     headers: tuple[str, ...]
-    lines: list[tuple[str, ...]]
+    lines: Sequence[tuple[str, ...]]
 
 
 def row_grid(entries: Sequence[Entry]) -> Grid:

@@ -11,18 +11,9 @@ import numpy as np
 
 from ghostbatch.diagnostics import RandomPotential, fit_diffusion
 from ghostbatch.errors import InputError
-from ghostbatch.report.charts import (
-    NAME,
-    OTHERS,
-    Data,
-    Grid,
-    Plot,
-    axis,
-    declared,
-    layered,
-    markers,
-    rounded,
-)
+from ghostbatch.report.charts import OTHERS, Plot, axis, declared, layered, markers, rounded
+from ghostbatch.report.drawing import NAME, Data
+from ghostbatch.report.grid import Grid
 from ghostbatch.report.runs import Results
 
 BINS = (10, 20, 50)

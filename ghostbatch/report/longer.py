@@ -7,11 +7,14 @@ import altair as alt
 import numpy as np
 
 from ghostbatch.errors import InputError
-from ghostbatch.report.charts import Data, Grid, Plot, axis, layered, markers, rounded
+from ghostbatch.report.charts import Plot, axis, layered, markers, rounded
+from ghostbatch.report.drawing import Data
 from ghostbatch.report.entries import paired_gap, show_gap
+from ghostbatch.report.grid import Grid
 from ghostbatch.report.growth import first_phase_end
 from ghostbatch.report.runs import Group, Run
 
+WHO = (("column", "column", ""), ("run", "run", ""))
 BEFORE, AFTER = "end of the first phase", "end of training"
 
 
@@ -40,8 +43,7 @@ def accuracy_by_distance(groups: list[Group], _curves: Data) -> Plot | None:
         [group.column for group in groups],
         axis("distance", "distance from the initial weights at the end"),
         axis("accuracy", "accuracy % at the end"),
-        [("column", "column", ""), ("run", "run", "")]
-        + [("distance", "distance", ".4~g"), ("accuracy", "accuracy %", ".2f")],
+        [*WHO, ("distance", "distance", ".4~g"), ("accuracy", "accuracy %", ".2f")],
         layers,
     )
     caption = (
@@ -118,8 +120,12 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
         [BEFORE, AFTER],
         axis("length", "updates of the first phase", log=True),
         axis("accuracy", "validation accuracy %"),
-        [("column", "column", ""), ("run", "run", ""), ("when", "when", "")]
-        + [("length", "updates", ",d"), ("accuracy", "accuracy %", ".2f")],
+        [
+            *WHO,
+            ("when", "when", ""),
+            ("length", "updates", ",d"),
+            ("accuracy", "accuracy %", ".2f"),
+        ],
         layers,
     )
     caption = (

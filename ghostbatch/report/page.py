@@ -89,7 +89,7 @@ def _text(name: str) -> str:
 def _distinct(tables: list[Data]) -> tuple[list[Data], list[int]]:
     """Return the tables without repeats, and the place of each in them."""
     places: dict[int, int] = {}
-    found = []
+    found: list[Data] = []
     for table in tables:
         if places.setdefault(id(table), len(found)) == len(found):
             found.append(table)

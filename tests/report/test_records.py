@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ghostbatch.diagnostics import log_spaced
 from ghostbatch.errors import InputError
 from ghostbatch.report.records import ALL, EVENLY, PER_DECADE, read_run_records
 from ghostbatch.train import Record, read_records
@@ -32,25 +33,33 @@ def written(tmp_path):
 
 def test_a_short_file_is_read_completely(written):
     path = written(ALL - 1)
-    shown, even = read_run_records(path)
+    shown, spaced = read_run_records(path, ALL)
     assert shown == read_records(path)
-    assert even == shown[1:]
+    assert [r.update for r in spaced] == [t for t in log_spaced(10**9) if t < ALL]
 
 
-def test_a_long_file_is_shown_at_steps_of_log_time_and_fitted_at_equal_steps(written):
+def test_a_long_file_is_shown_at_steps_of_log_time_and_at_equal_steps(written):
     path = written(count := 20_000)
-    shown, even = read_run_records(path)
+    shown, spaced = read_run_records(path, count)
     every = {(r.split, r.update): r for r in read_records(path)}
     assert all(every[r.split, r.update] == r for r in shown)
     assert [r.update for r in shown] == sorted({r.update for r in shown})
     assert shown[0].split == "validation"
     assert shown[-1].update == count
-    assert len(shown) < 5 * PER_DECADE + 2 * EVENLY
+    assert len(shown) < 5 * PER_DECADE + EVENLY + 100
     times = np.array([r.update for r in shown[1:]])
-    assert np.diff(np.log10(times[times > 100])).max() < 2.1 / PER_DECADE
-    assert EVENLY <= len(even) < 2 * EVENLY
-    assert len(set(np.diff([r.update for r in even]))) == 1
-    assert even[0].update == 1
+    assert np.diff(np.log10(times[times > 100])).max() < 1.1 / PER_DECADE
+    assert np.diff(times).max() <= count / EVENLY + 1
+    assert [r.update for r in spaced] == [t for t in log_spaced(10**9) if t <= count]
+
+
+def test_what_is_shown_does_not_depend_on_where_blocks_end(written, monkeypatch):
+    path = written(5000)
+    whole = read_run_records(path, 5000)
+    for block in (1000, 4097, 10**7):
+        monkeypatch.setattr("ghostbatch.report.records.BLOCK", block)
+        monkeypatch.setattr("ghostbatch.report.records.ALL", 0)
+        assert read_run_records(path, 5000) == whole
 
 
 def test_memory_does_not_grow_with_the_file(written):
@@ -58,7 +67,7 @@ def test_memory_does_not_grow_with_the_file(written):
     assert path.stat().st_size > 6 * 2**20
     tracemalloc.start()
     try:
-        read_run_records(path)
+        read_run_records(path, 5000)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -68,17 +77,17 @@ def test_memory_does_not_grow_with_the_file(written):
 def test_a_last_line_that_was_cut_short_is_left_out(written):
     path = written(4)
     path.write_bytes(path.read_bytes()[:-3])
-    assert [r.update for r in read_run_records(path).even] == [1, 2, 3]
+    assert [r.update for r in read_run_records(path, 3).shown] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("count", [20, 2 * ALL])
 def test_a_damaged_line_is_named_and_left_out(written, count):
     path = written(count)
     lines = path.read_bytes().split(b"\n")
-    intact = read_run_records(path)
+    intact = read_run_records(path, 5000)
     path.write_bytes(b"\n".join([*lines[:9], b'\xff{"update"', *lines[10:]]))
     with pytest.warns(UserWarning, match=rf"^line 10 of {path} is damaged, and left out"):
-        found = read_run_records(path)
+        found = read_run_records(path, 5000)
     lost = json.loads(lines[9])["update"]
     assert lost in [record.update for record in intact.shown]
     assert lost not in [record.update for record in found.shown if record.split == "train"]
@@ -86,16 +95,16 @@ def test_a_damaged_line_is_named_and_left_out(written, count):
         assert len(found.shown) == len(intact.shown) - 1
     path.write_bytes(b"\xff\n")
     with pytest.raises(InputError, match=rf"^folder: line 1 of {path} is damaged"):
-        read_run_records(path)
+        read_run_records(path, 5000)
 
 
 def test_lines_of_another_program_are_read_too(written):
     path = written(3)
     path.write_text(path.read_text().replace(": ", ":"))
-    assert [r.update for r in read_run_records(path).even] == [1, 2, 3]
+    assert [r.update for r in read_run_records(path, 3).shown] == [0, 1, 2, 3]
 
 
 def test_no_file_is_no_records_and_a_folder_is_refused(tmp_path):
-    assert read_run_records(tmp_path / "metrics.jsonl") == ([], [])
+    assert read_run_records(tmp_path / "metrics.jsonl", 1) == ([], [])
     with pytest.raises(InputError, match="is not a regular file"):
-        read_run_records(tmp_path)
+        read_run_records(tmp_path, 1)
