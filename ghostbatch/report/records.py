@@ -6,26 +6,28 @@ updates of `log_spaced`. All are chosen while the file is read, and only those l
 million lines take seconds, and memory for a few thousand.
 """
 
+import json
 import re
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from ghostbatch.diagnostics import log_spaced
 from ghostbatch.errors import InputError
 from ghostbatch.train import Record
-from ghostbatch.train.record import name_lines, parse_records
+from ghostbatch.train.record import Split, name_lines, parse_records
 
 ALL = 600
 """Lines up to which every record is kept."""
 
-PER_DECADE = 40
+PER_DECADE = 30
 """Records kept of each split for each tenfold number of updates, in longer files."""
 
-EVENLY = 120
+EVENLY = 100
 """Records kept of each split at equal steps of the update, in longer files."""
 
 BLOCK = 2**18
@@ -146,6 +148,33 @@ def _head(text: bytes) -> tuple[bytes | int, bytes]:
 
 def _parse(lines: dict[int, bytes]) -> tuple[list[Record], list[int]]:
     """Return the records of lines by their numbers, and the numbers of those that are damaged."""
-    records, damaged = parse_records(b"".join(text + b"\n" for text in lines.values()))
-    numbers = list(lines)
+    texts, numbers = list(lines.values()), list(lines)
+    if (records := _parse_intact(texts)) is not None:
+        return records, []
+    records, damaged = parse_records(b"".join(text + b"\n" for text in texts))
     return records, [numbers[place - 1] for place in damaged]
+
+
+def _parse_intact(texts: list[bytes]) -> list[Record] | None:
+    """Return what `parse_records` does, in a third of the time; None if a line is unusual."""
+    bodies = []
+    for text in texts:
+        body, found, crc = text.rpartition(b', "crc": "')
+        if not found or crc != b'%08x"}' % zlib.crc32(body):
+            return None
+        bodies.append(body)
+    try:
+        every = json.loads(b"[" + b"},".join(bodies) + b"}]") if bodies else []
+    except ValueError:
+        return None
+    for fields in every:
+        if tuple(fields) != NAMES or tuple(map(type, fields.values())) not in TYPES:
+            return None
+    if len(every) != len(texts) or {fields["split"] for fields in every} - set(get_args(Split)):
+        return None
+    return [Record(**fields) for fields in every]
+
+
+NAMES = tuple(Record.__dataclass_fields__)
+TYPES = {(int, float, str, *[float] * 4, *[last] * 2) for last in (float, type(None))}
+"""Types of the values of a record; those of the last two may be None."""

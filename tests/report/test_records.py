@@ -3,12 +3,14 @@
 import json
 import tracemalloc
 from dataclasses import replace
+from math import nan
 
 import numpy as np
 import pytest
 
 from ghostbatch.diagnostics import log_spaced
 from ghostbatch.errors import InputError
+from ghostbatch.files import add_crc
 from ghostbatch.report.records import ALL, EVENLY, PER_DECADE, read_run_records
 from ghostbatch.train import Record, read_records
 from ghostbatch.train.record import to_json
@@ -60,6 +62,23 @@ def test_what_is_shown_does_not_depend_on_where_blocks_end(written, monkeypatch)
         monkeypatch.setattr("ghostbatch.report.records.BLOCK", block)
         monkeypatch.setattr("ghostbatch.report.records.ALL", 0)
         assert read_run_records(path, 5000) == whole
+
+
+def test_records_with_checksums_are_read_as_one_by_one(written, tmp_path):
+    plain = read_records(written(30))
+    varied = [
+        replace(plain[1], gradient_norm=1.5, clipped=0.0),
+        *plain,
+        replace(plain[2], loss=nan),
+    ]
+    for records in (plain, varied[:-1], varied, varied[:1]):
+        path = tmp_path / "checked.jsonl"
+        path.write_text("".join(add_crc(to_json(record)) + "\n" for record in records))
+        assert repr(read_run_records(path, 30).shown) == repr(records)
+    lines = path.read_text().replace('"loss": 1', '"loss": 2')
+    path.write_text(lines)
+    with pytest.raises(InputError, match=r"^folder: line 1 of .*checked.jsonl is damaged"):
+        read_run_records(path, 30)
 
 
 def test_memory_does_not_grow_with_the_file(written):
