@@ -123,8 +123,9 @@ def _marks(
 def paired_gap(values: dict[int, float], base: dict[int, float]) -> Gap | None:
     """Return the mean difference to ``base`` over the seeds that both have.
 
-    >>> paired_gap({0: 90.0, 1: 92.0, 5: 80.0}, {0: 91.0, 1: 92.0, 2: 99.0})
-    Gap(mean=-0.5, interval=(-6.853..., 5.853...), pairs=2)
+    >>> gap = paired_gap({0: 90.0, 1: 92.0, 5: 80.0}, {0: 91.0, 1: 92.0, 2: 99.0})
+    >>> gap.mean, round(gap.interval[0], 3), round(gap.interval[1], 3), gap.pairs
+    (-0.5, -6.853, 5.853, 2)
     """
     differences = [values[seed] - base[seed] for seed in values if seed in base]
     if not differences:

@@ -1,6 +1,8 @@
 """Gaps, their intervals, and the marks of cells that are not what they seem."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ghostbatch import train
 from ghostbatch.report.entries import entries_of, paired_gap, student_quantile
 from ghostbatch.report.exports import EXPORTS
 from ghostbatch.report.runs import Group, Results
@@ -129,3 +132,17 @@ def test_json_has_numbers_of_every_column(results):
     assert columns["LB"]["gap"] == {"mean": -5.0, "interval": None, "pairs": 1}
     assert columns["+LR"]["accuracy"] is None
     assert [each["status"] for each in columns["LB"]["runs"]] == ["finished", "diverged"]
+
+
+def test_without_altair_a_report_prints_its_tables_and_says_what_to_install(tmp_path, tiny):
+    train(tiny, out=tmp_path / "run")
+    blocked = "import sys; sys.modules['altair'] = None; from ghostbatch.cli import main; main()"
+    words = [sys.executable, "-c", blocked, "report", str(tmp_path / "run")]
+    shown = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert shown.returncode == 2
+    assert "accuracy %" in shown.stdout
+    assert shown.stderr.startswith("ghostbatch: report: altair is not installed; run pip install")
+    words.append("--csv")
+    shown = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("row,column,seed,status,accuracy")
+    assert shown.stderr == ""
