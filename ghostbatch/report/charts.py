@@ -93,6 +93,8 @@ def axis(
         scale |= {"domainMin": low, "clamp": True}
     elif not log:
         scale |= {"zero": False, "padding": 10}
+    if field == "length":
+        scale["padding"] = 15
     form = ".0e" if field == "time" else "~s" if field in WHOLE else "~g" if log else None
     ticks: dict[str, Any] = {"format": form} if form else {}
     ticks |= {"values": list(values), "labelOverlap": False} if values else {"tickCount": 6}

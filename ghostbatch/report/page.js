@@ -28,12 +28,12 @@ function makeLinear(spec, axis) {
   });
 }
 
-// Fits a declaration to the width of its place; panels become narrower, then fewer in a line.
+// Fits a declaration to the width of its place; panels stand side by side if there is room.
 function fit(spec, width) {
   delete spec.title; // the page has it as text, which can wrap
   if (spec.facet) {
-    spec.columns = Math.max(1, Math.min(3, Math.floor(width / 220)));
-    spec.spec.width = Math.floor(width / spec.columns) - 75;
+    spec.columns = width < 420 ? 1 : 3;
+    spec.spec.width = Math.floor((width - (width < 420 ? 90 : 115)) / spec.columns);
   } else {
     Object.assign(spec, { width, autosize: { type: "fit-x", contains: "padding" } });
   }
@@ -79,7 +79,10 @@ class Drawing {
     fit(spec, this.width);
     spec.datasets = { rows: this.rows };
     this.view?.finalize();
-    const options = { renderer: "svg", actions: false, tooltip: { theme: "custom" } };
+    const options = {
+      renderer: "svg", actions: false, tooltip: { theme: "custom" },
+      logLevel: 1, // errors; it would warn of layers that are empty, as bands of a single seed
+    };
     this.view = (await vegaEmbed(this.place, spec, options)).view;
     this.element.dataset.drawn = "yes";
   }
