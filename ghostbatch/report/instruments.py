@@ -152,7 +152,7 @@ def _potential(found: dict[str, Any]) -> list[Plot]:
     names = [f"{count} bins" for count in BINS]
     y = axis("rms", "deviation of the loss (rms)", log=True)
     base = alt.Chart().encode(
-        x=alt.X(**axis("distance", "distance from the initial weights", log=True)),
+        x=alt.X(**axis("distance", "distance", log=True)),
         y=alt.Y(**y),
         tooltip=[
             alt.Tooltip("distance:Q", format=".4~g"),
@@ -167,8 +167,8 @@ def _potential(found: dict[str, Any]) -> list[Plot]:
     drawn = " (Glorot's)" if found.get("initialise") == "glorot" else ""
     caption = (
         f"Root-mean-square deviation of the loss of {found['model']} from its value at the initial "
-        f"weights{drawn}, by distance, at {len(scan.losses):,} random places, for several numbers "
-        f"of bins. The loss is over {found['images']:,} training images of {found['data']}. Runs "
+        f"weights{drawn}, by distance from them, at {len(scan.losses):,} random places, for "
+        f"several numbers of bins. The loss is over {found['images']:,} training images of {found['data']}. Runs "
         f"of this study ended at distances up to {found['walked']:.3g}. The exponent alpha is the "
         "maximum of the likelihood, with its standard error, of all changes of the loss and with "
         "their mean trend removed. The paper finds 2, but any smooth loss with a gradient has 2 "
