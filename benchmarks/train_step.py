@@ -1,13 +1,13 @@
-"""Images per second of whole updates, against ``torch.compile`` with a CUDA graph.
+"""Images per second of whole updates, against what a PyTorch user would write.
 
     python benchmarks/train_step.py
     python benchmarks/train_step.py --cases resnet44:4096,resnet44:128 --json FILE
 
-Ours are the updates of `ghostbatch.train`: gather, crop and flip the batch, forward, backward,
-clip, step, metrics. Batches of 4096 have ghosts of 128, batches of 128 plain batch norm. The peer
-is what a PyTorch user would write: plain batch norm, bf16 autocast, channels_last, fused SGD,
-clipping, torch.compile, one CUDA graph; its batch lies ready on the GPU. The last column is ours
-over the peer's, of the same run.
+Ours are the updates of `ghostbatch.train`: gather the batch, forward, backward, clip, step,
+metrics; on a GPU also crop and flip. Batches above 128 have ghosts of 128, others plain batch norm.
+The peer has plain batch norm, the same network, clipping and SGD. On a GPU it has bf16 autocast,
+channels_last, fused SGD, torch.compile and one CUDA graph; on a CPU it is an eager loop in fp32.
+Its batch lies ready. The last column is the peer's time over ours, of the same run.
 """
 
 import argparse
@@ -28,14 +28,15 @@ from ghostbatch.nn import MODELS
 from ghostbatch.train.capture import choose_update
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State, parameter_dtype, use_gpu_layers
+from ghostbatch.train.state import State, image_format, use_gpu_layers
 from ghostbatch.train.update import Update
 
-CASES = (
-    "resnet44:4096,wresnet16-4:4096,vgg:4096,c1:4096,resnet44:128,wresnet16-4:128,vgg:128,c1:128"
-)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SAMPLES = 50_000 if DEVICE.type == "cuda" else 256
+ON_GPU = DEVICE.type == "cuda"
+SAMPLES = 50_000 if ON_GPU else 4096
+LARGE = "resnet44:4096,wresnet16-4:4096,vgg:4096,c1:4096,c3:4096"
+SMALL = "f1:128,resnet44:128,wresnet16-4:128,vgg:128,c1:128"
+CASES = f"{LARGE},{SMALL}" if ON_GPU else "f1:128,f1:1024,c1:128,c1:512,resnet44:128,resnet44:512"
 
 
 def our_update(network: str, batch: int) -> Update:
@@ -47,40 +48,40 @@ def our_update(network: str, batch: int) -> Update:
         base_batch=128,
         regime=Regime(lr=0.1, epochs=1000),
         ghost=128 if batch > 128 else None,
-        augment=True,
-        precision="bf16",
+        augment=ON_GPU,
+        precision="bf16" if ON_GPU else "fp32",
     )
     data = load(recipe.data)
     state = State(recipe.plan(data.info.samples), data.info, DEVICE)
     split = split_batch(recipe, state.model, None, world=1)
-    if DEVICE.type == "cuda":
+    if ON_GPU:
         use_gpu_layers(state.model, recipe, one_rank=True)
-    feed = open_feed(
-        data, batch=batch, seed=0, augment=True, device=DEVICE, dtype=parameter_dtype(recipe)
-    )
+    how = image_format(state.model, recipe, DEVICE)
+    feed = open_feed(data, batch=batch, seed=0, augment=ON_GPU, device=DEVICE, **how)
     return choose_update(state, feed, Ranks())(state, feed, split, Ranks())
 
 
 def peer_update(network: str, batch: int) -> Callable[[], Any]:
     """Return an update of plain PyTorch: compiled and captured in a CUDA graph."""
     torch.manual_seed(0)
-    model = MODELS[network](10).to(DEVICE, memory_format=torch.channels_last)
+    layout = torch.channels_last if ON_GPU else torch.contiguous_format
+    model = MODELS[network](10, in_channels=3, image_size=32).to(DEVICE, memory_format=layout)
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True
+        model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=ON_GPU or None
     )
-    images = torch.randn(batch, 3, 32, 32, device=DEVICE).to(memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, 32, 32, device=DEVICE).to(memory_format=layout)
     labels = torch.randint(10, (batch,), device=DEVICE)
-    compiled = torch.compile(model, dynamic=False)
+    called = torch.compile(model, dynamic=False) if ON_GPU else model
 
     def update() -> None:
         optimizer.zero_grad()
-        with torch.autocast(DEVICE.type, torch.bfloat16):
-            loss = F.cross_entropy(compiled(images), labels)
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU):
+            loss = F.cross_entropy(called(images), labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
 
-    if DEVICE.type == "cpu":
+    if not ON_GPU:
         return update
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -94,27 +95,28 @@ def peer_update(network: str, batch: int) -> Callable[[], Any]:
     return lambda: (graph.replay(), kept)
 
 
-def milliseconds(update: Callable[[], Any]) -> float:
-    """Return the median time of an update, over seven stretches of about 0.2 s."""
+def milliseconds(*updates: Callable[[], Any]) -> list[float]:
+    """Return the median time of each update, over seven rounds of stretches of about 0.2 s."""
 
-    def run(count: int) -> float:
+    def run(update: Callable[[], Any], count: int) -> float:
         start = perf_counter()
         for _ in range(count):
             update()
-        if DEVICE.type == "cuda":
+        if ON_GPU:
             torch.cuda.synchronize()
         return 1e3 * (perf_counter() - start) / count
 
-    if DEVICE.type == "cpu":
-        return run(1)
-    run(6)  # compiles, captures
-    count = max(3, round(200 / run(3)))
-    return median(run(count) for _ in range(7))
+    counts = []
+    for update in updates:
+        run(update, 6 if ON_GPU else 2)  # compiles, captures
+        counts.append(max(2, round(200 / run(update, 2))))
+    rounds = [[run(*each) for each in zip(updates, counts, strict=True)] for _ in range(7)]
+    return [median(times) for times in zip(*rounds, strict=True)]
 
 
 def profile(update: Callable[[], Any]) -> dict[str, list[float]]:
     """Return milliseconds per update and launches of the kernels that take most of the time."""
-    if DEVICE.type == "cpu":
+    if not ON_GPU:
         return {}
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(3):
@@ -130,31 +132,31 @@ def measure(network: str, batch: int, with_peer: bool) -> dict[str, Any]:
     began = perf_counter()
     update = our_update(network, batch)
     update()
-    if DEVICE.type == "cuda":
+    if ON_GPU:
         torch.cuda.synchronize()
     found["seconds to the first update"] = perf_counter() - began
-    found["ms"] = milliseconds(update)
+    if with_peer:
+        began = perf_counter()
+        peer = peer_update(network, batch)
+        found["seconds to compile the peer"] = perf_counter() - began
+        found["ms"], found["peer ms"] = milliseconds(update, peer)
+        found["x peer"] = found["peer ms"] / found["ms"]
+        del peer
+    else:
+        (found["ms"],) = milliseconds(update)
     found["images/s"] = 1e3 * batch / found["ms"]
     found["kernels"] = profile(update)
     found["problem"] = update.state.monitor.read().problem
     update.close()
     del update
     _clear()
-    if with_peer:
-        began = perf_counter()
-        peer = peer_update(network, batch)
-        found["seconds to compile the peer"] = perf_counter() - began
-        found["peer ms"] = milliseconds(peer)
-        found["x peer"] = found["peer ms"] / found["ms"]
-        del peer
-        _clear()
     return found
 
 
 def _clear() -> None:
     gc.collect()
     torch._dynamo.reset()
-    if DEVICE.type == "cuda":
+    if ON_GPU:
         torch.cuda.empty_cache()
 
 
@@ -171,7 +173,7 @@ def main() -> None:
         network, _, batch = case.partition(":")
         results.append(measure(network, int(batch), not options.no_peer))
         if options.json:
-            gpu = torch.cuda.get_device_name() if DEVICE.type == "cuda" else None
+            gpu = torch.cuda.get_device_name() if ON_GPU else None
             report = {"gpu": gpu, "torch": torch.__version__, "results": results}
             options.json.write_text(json.dumps(report, indent=1) + "\n")
     print(f"{'network':<12} {'batch':>6} {'ms':>8} {'images/s':>10} {'peer ms':>8} {'x peer':>7}")

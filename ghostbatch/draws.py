@@ -22,3 +22,15 @@ def key(seed: int, purpose: str, index: int = 0) -> int:
     """Return a 63-bit hash of seed, purpose and index, to seed one draw."""
     digest = blake2b(f"{seed}/{purpose}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed PyTorch's default generators of the CPU and of ``device``.
+
+    ``torch.manual_seed`` seeds those of every kind of device, which takes longer than a small
+    network's update.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)

@@ -46,5 +46,15 @@ def import_timm() -> ModuleType:
         raise _not_installed("timm") from None
 
 
-def _not_installed(library: str) -> InputError:
-    return InputError(library, "is not installed", f"run pip install {library}")
+def import_ray() -> ModuleType:
+    """Import Ray."""
+    try:
+        return import_module("ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise _not_installed("ray", "'ghostbatch[ray]'") from None
+
+
+def _not_installed(library: str, package: str | None = None) -> InputError:
+    return InputError(library, "is not installed", f"run pip install {package or library}")

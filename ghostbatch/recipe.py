@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ghostbatch.data import check_image_size, find_dataset
+from ghostbatch.data import check_holdout, check_image_size, find_dataset
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_count
@@ -26,6 +26,7 @@ from ghostbatch.optim import (
 )
 
 Hold = Literal["epochs", "updates", "distance"]
+Init = Literal["network", "glorot"]
 Precision = Literal["fp32", "bf16", "fp64"]
 
 LATEST = 2
@@ -49,6 +50,9 @@ class Recipe:
     image_size: int | None = None
     """Side of the images that the network sees; only image folders take it. None is 224."""
 
+    holdout: int = 0
+    """Training images that are kept aside and evaluated in place of the test set; 0 is none."""
+
     batch: int
     """Samples per update, over all ranks."""
 
@@ -66,6 +70,12 @@ class Recipe:
 
     noise: bool = False
     """Weight each sample's loss by N(1, batch / base_batch - 1), instead of scaling the rate."""
+
+    label_noise: float = 0.0
+    """Probability that a sample's label is replaced by a random class, drawn for each update."""
+
+    dropconnect: float = 0.0
+    """Probability that a weight of a linear or convolutional layer is dropped in an update."""
 
     ghost: int | None = None
     """Samples per ghost of ghost batch norm; None is plain batch norm."""
@@ -85,6 +95,9 @@ class Recipe:
     augment: bool = False
     """Random crops and flips of the training images."""
 
+    init: Init = "network"
+    """Initial weights: the network's own, or Glorot's for all linear and convolutional layers."""
+
     precision: Precision = "fp32"
     """Arithmetic: fp32, bf16 autocast, or fp64."""
 
@@ -95,9 +108,11 @@ class Recipe:
         find_model(self.model)
         find_dataset(self.data)
         check_image_size(self.data, self.image_size)
+        check_holdout(self.holdout)
         check_choice("lr_rule", self.lr_rule, get_args(Rule))
         check_choice("running", self.running, get_args(Running))
         check_choice("hold", self.hold, get_args(Hold))
+        check_choice("init", self.init, get_args(Init))
         check_choice("precision", self.precision, get_args(Precision))
         self._check_reference()
         for name in ("batch", "base_batch", "ghost"):
@@ -120,8 +135,15 @@ class Recipe:
             )
         if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
             raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
+        self._check_probabilities()
         self.optimizer.check(self.regime)
         self._check_rates()
+
+    def _check_probabilities(self) -> None:
+        for name in ("label_noise", "dropconnect"):
+            if not 0 <= getattr(self, name) < 1:
+                problem = f"{getattr(self, name)} is not a probability below 1"
+                raise InputError(name, problem, "use 0 to turn it off")
 
     def _check_rates(self) -> None:
         """Refuse rates, scaled as the run will, beyond the weights' dtype: an optimizer would."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ghostbatch import Recipe, Regime
+from ghostbatch.ops.backends import select
 
 SUPPORT = Path(__file__).with_name("support")
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -39,6 +40,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _one_thread() -> None:
     """Use one thread: tests run in parallel processes."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the Triton kernels on CPU tensors; giving them up would be an error."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU the kernels are not interpreted")
+    monkeypatch.setenv(select.SWITCH, "interpret")
+    monkeypatch.setattr(select, "_broken", set())
 
 
 @pytest.fixture

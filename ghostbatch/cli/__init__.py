@@ -37,7 +37,8 @@ usage: ghostbatch COMMAND ...
   plan RECIPE --batch N   adapt a recipe to another batch, and print it next to the original
   train RECIPE            run one recipe; every field of the recipe is a flag
   train --from FOLDER     run the recipe of an earlier run again
-  study STUDY             run a table of the paper: recipes by columns by seeds
+  study STUDY             run a table or a figure of the paper: recipes by columns by seeds
+  study columns RECIPE    run the paper's five columns for a recipe
   report FOLDER           write tables, figures and an HTML page from a folder of runs
   evaluate RUN            print loss and accuracy of a run's network on its test set
   export RUN --to FILE    write a run's network as a state_dict, torch.export or ONNX file

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Table = Mapping[str, Callable[[], Any]]
+Table = Mapping[str, Callable[..., Any]]
 
 
 def about_one(does: str | None, name: str, table: Table, *more: str) -> str:

@@ -1,4 +1,4 @@
-"""The folder of a run whose command names none: one for each recipe."""
+"""The folder of a run or a study whose command names none: one for each recipe or selection."""
 
 import json
 import re
@@ -42,6 +42,15 @@ def folder_of_repeat(original: Path, written: Recipe, recipe: Recipe) -> Path:
     if recipe == written:
         return RUNS / _join([name, "again"], {"repeats": str(original)})
     return folder_of(name, written, recipe)
+
+
+def folder_of_study(name: str, changes: dict[str, Any]) -> Path:
+    """Return the folder of a study; with other values than its own, such as a scale, another one.
+
+    >>> str(folder_of_study("table1", {"scale": 0.1, "data": "digits"}))
+    'runs/table1-scale-0.1-data-digits'
+    """
+    return RUNS / _join([name, *map(_label, changes.items())], changes)
 
 
 def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:

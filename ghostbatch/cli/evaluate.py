@@ -32,7 +32,9 @@ def command(argv: Sequence[str]) -> None:
     run = read_run(options.run)
     summary = read_summary(options.run / "summary.json")
     found = evaluate_run(run, device, options.data_dir)
-    print(f"{run.recipe.model} on {run.recipe.data} after update {run.update:,}: {_show(found)}")
+    held_out = " (held-out images)" if run.recipe.holdout else ""
+    what = f"{run.recipe.model} on {run.recipe.data}{held_out}"
+    print(f"{what} after update {run.update:,}: {_show(found)}")
     if summary is None:
         print(f"the run has not ended: {run.plan.updates:,} updates are planned")
     elif summary.updates != run.update:

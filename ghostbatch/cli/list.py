@@ -1,32 +1,80 @@
 """``ghostbatch list``: every name that the other commands take."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ghostbatch.cli.flags import parse
-from ghostbatch.data import DATASETS
+from ghostbatch.data import DATASETS, find_info
 from ghostbatch.nn import MODELS
 from ghostbatch.recipes import PROVISIONAL, RECIPES
-from ghostbatch.study import STUDIES
+from ghostbatch.study import STUDIES, Cost
+
+PROVISIONAL_MEANS = (
+    "provisional: the regime is not calibrated to the paper's small-batch accuracy yet; do not "
+    "compare the results with the paper's"
+)
+TIME = "time on this machine: ghostbatch train RECIPE --dry-run, ghostbatch study STUDY --dry-run"
 
 
 @dataclass(frozen=True)
-class NoOptions:
+class ListOptions:
     """Print the recipes, studies, networks and data sets."""
+
+    json: bool = False
+    """Print JSON instead of lines."""
 
 
 def command(argv: Sequence[str]) -> None:
-    """Print each name with the first line of its docstring."""
-    parse(NoOptions, argv, "list")
-    tables = (
-        ("recipes", RECIPES),
-        ("studies", STUDIES),
-        ("networks", MODELS),
-        ("data sets", DATASETS),
-    )
-    width = max(len(name) for _, table in tables for name in table)
-    for title, table in tables:
-        print(title)
-        for name, make in table.items():
-            line = (make.__doc__ or "").strip().split("\n")[0]
-            print(f"  {name:<{width}} {line}{' (provisional)' if name in PROVISIONAL else ''}")
+    """Print each name with what it costs and the first line of its docstring."""
+    options = parse(ListOptions, argv, "list")
+    tables: dict[str, list[dict[str, Any]]] = {
+        "recipes": [_recipe(name) for name in RECIPES],
+        "studies": [_study(name) for name in STUDIES],
+        "networks": [_entry(name, MODELS) for name in MODELS],
+        "data_sets": [_entry(name, DATASETS) for name in DATASETS],
+    }
+    if options.json:
+        print(json.dumps(tables, indent=2))
+        return
+    width = max(len(entry["name"]) for table in tables.values() for entry in table)
+    for title, table in tables.items():
+        print(title.replace("_", " "))
+        for entry in table:
+            mark = " (provisional)" if entry.get("provisional") else ""
+            print(f"  {entry['name']:<{width}} {_cost(entry)}{entry['about']}{mark}")
+    print(f"\n{PROVISIONAL_MEANS}\n{TIME}")
+
+
+def _entry(name: str, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+    """Return a name and the first line of its docstring."""
+    return {"name": name, "about": (table[name].__doc__ or "").strip().split("\n")[0]}
+
+
+def _recipe(name: str) -> dict[str, Any]:
+    recipe = RECIPES[name]()
+    updates = recipe.plan(find_info(recipe.data).samples).updates
+    return {
+        **_entry(name, RECIPES),
+        "updates": updates,
+        "images": updates * recipe.batch,
+        "provisional": name in PROVISIONAL,
+    }
+
+
+def _study(name: str) -> dict[str, Any]:
+    cost = Cost(STUDIES[name]().cells())
+    counts = {"runs": len(cost.cells), "updates": cost.updates, "images": cost.images}
+    return {**_entry(name, STUDIES), **counts}
+
+
+def _cost(entry: Mapping[str, Any]) -> str:
+    """Return the updates and images of a recipe or a study, and a study's runs, as text."""
+    if "updates" not in entry:
+        return ""
+    cost = f"{entry['updates']:>9,} updates {entry['images']:>14,} images  "
+    if "runs" not in entry:
+        return cost
+    cost = f"{entry['runs']:>4,} {'run ' if entry['runs'] == 1 else 'runs'} {cost}"
+    return cost if entry["runs"] else f"{'no training runs':<{len(cost)}}"

@@ -5,17 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.table import Table as Grid
-
 from ghostbatch.cli.about import about_all, about_one
 from ghostbatch.cli.flags import parse, print_help, take_name
 from ghostbatch.cli.words import sort_words
 from ghostbatch.data import find_info
 from ghostbatch.optim import Rule
-from ghostbatch.recipe import Hold, Plan
+from ghostbatch.recipe import Hold, Plan, Recipe
 from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.table import show_rates
+from ghostbatch.report.terminal import make_grid, plain_console, print_grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +45,23 @@ def command(argv: Sequence[str]) -> None:
     recipe = find_recipe(name)
     about = about_one(does, name, RECIPES)
     options = parse(PlanOptions, words.flags, f"plan {name}", about=about)
-    ghost = options.ghost
-    if ghost == "auto":
-        ghost = min(128, recipe.base_batch, options.batch)
+    ghost = options.ghost and find_ghost(options.ghost, recipe, options.batch)
     adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold, options.reference)
     samples = find_info(recipe.data).samples
     plans = {"original": recipe.plan(samples), "adapted": adapted.plan(samples)}
     if options.json:
         print(json.dumps({which: _plan_data(plan) for which, plan in plans.items()}, indent=2))
         return
-    grid = Grid("", *plans, title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    grid = make_grid(name, "", *plans)
     shown = [_plan_lines(plan) for plan in plans.values()]
     for name in shown[0]:
         grid.add_row(name, *(lines[name] for lines in shown))
-    Console().print(grid)
+    print_grid(grid, plain_console())
+
+
+def find_ghost(ghost: int | Literal["auto"], recipe: Recipe, batch: int) -> int:
+    """Return a ghost size as it is, or for "auto" that of the recipe at a batch."""
+    return min(128, recipe.base_batch, batch) if ghost == "auto" else ghost
 
 
 def _plan_data(plan: Plan) -> dict[str, Any]:

@@ -1,72 +1,121 @@
-"""``ghostbatch study``: a table of the paper."""
+"""``ghostbatch study``: a table or a figure of the paper."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 
 from ghostbatch.cli import fail
 from ghostbatch.cli.about import about_all, about_one
+from ghostbatch.cli.default_out import folder_of_study
 from ghostbatch.cli.flags import cores, parse, print_help, take_name
 from ghostbatch.cli.notices import say
+from ghostbatch.cli.plan import find_ghost
 from ghostbatch.cli.report import print_report
-from ghostbatch.cli.words import sort_words
+from ghostbatch.cli.words import Words, sort_words
 from ghostbatch.errors import InputError
+from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.terminal import (
     StudyProgress,
+    describe_cost,
     instrument_progress,
     plain_console,
     progress_bars,
 )
-from ghostbatch.study import STUDIES, Failure, Study, Where, find_study, measure, run_study
+from ghostbatch.study import (
+    STUDIES,
+    Cell,
+    Cost,
+    Failure,
+    Study,
+    Where,
+    find_study,
+    measure,
+    measure_cost,
+    run_study,
+)
+from ghostbatch.study.executor import Executor
 from ghostbatch.study.local import LocalExecutor
+from ghostbatch.study.ray import RayExecutor
 from ghostbatch.study.runner import read_ended
+from ghostbatch.study.select import check_networks, held_out, on_data, scaled
+from ghostbatch.study.studies import columns
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """Run a table of the paper: recipes by columns by seeds."""
+    """Run a table or a figure of the paper: recipes by columns by seeds."""
 
-    out: Path
-    """The study's folder; an interrupted study continues from what it holds."""
+    out: Path | None = None
+    """Folder in which the study runs or continues; None is one in runs, named by what it runs."""
+    rows: str | None = None
+    """Only these rows, for example f1-mnist,c1-cifar10; None is all."""
     columns: str | None = None
     """Only these columns, for example SB,LB,+LR; None is all."""
     seeds: str | None = None
     """These seeds in place of the study's own, for example 0,1,2."""
-    jobs: int = field(default_factory=cores)
-    """Largest number of runs at a time."""
+    scale: float = 1.0
+    """Multiply all epochs of all columns: 0.1 is a tenth of the work. Reports print it."""
+    data: str | None = None
+    """Use this data set in every row; None is each row's own."""
+    holdout: int = 0
+    """Keep so many training images aside, and evaluate on them in place of the test set."""
+    jobs: int | None = None
+    """Most runs at a time; 0 runs them in this process; None is one per core, with Ray no limit."""
+    ray: str | None = None
+    """Run on a Ray cluster: its address; auto is the one of this machine, local starts one here."""
+    dry_run: bool = False
+    """Print what is left to do, and an estimate of the time; run nothing."""
     where: Annotated[Where, tyro.conf.arg(name="")] = field(default_factory=Where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsOptions(StudyOptions):
+    """Run the paper's five columns for a recipe: SB, LB, +LR, +GBN, +RA."""
+
+    batch: int = 4096
+    """The large batch."""
+    ghost: int | Literal["auto"] = "auto"
+    """Samples per ghost; auto is base_batch, at most 128."""
 
 
 def command(argv: Sequence[str]) -> None:
     """Run a study; print its tables, the path of its page, and what failed."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
-            "study", "torchrun would run it once per rank", "start it alone; it has --jobs"
+            "study", "torchrun would run it once per rank", "start it alone; it has --ranks"
         )
-    study, options = _read(argv)
-    seeds = _seeds(options.seeds) if options.seeds is not None else None
-    columns = options.columns.split(",") if options.columns is not None else None
-    for flag, value in (("columns", columns), ("seeds", seeds), ("device", options.where.device)):
-        if value is not None and not study.rows:
-            raise InputError(flag, f"{study.name} has no runs", "leave it out")
-    out, where, console = options.out, options.where, plain_console()
-    cells = study.cells(columns, seeds, out)
+    study, out, options = _read(argv)
+    where, console = options.where, plain_console()
+    cells = _cells(study, out, options)
+    jobs = options.jobs
+    if jobs == 0 and options.ray is not None:
+        raise InputError("ray", "jobs 0 runs in this process", "leave out one of them")
+    if jobs is None:  # Ray queues what it has no room for
+        jobs = max(1, cores() // where.ranks if options.ray is None else len(cells))
+    if options.dry_run:
+        console.print(describe_cost(_cost(cells, out, options, jobs)))
+        return
     with progress_bars(console) as bars:
         progress = StudyProgress(cells, bars)
 
-        def start(lock: int) -> LocalExecutor:
-            ended = sum(read_ended(cell.folder(out)) is not None for cell in cells)
-            progress.start(options.jobs, len(cells) - ended)
-            return LocalExecutor(lock)
+        def start(lock: int) -> Executor:
+            cost = _cost(cells, out, options, jobs)
+            workers = min(max(1, jobs), len(cost.cells))
+            if options.ray is None:
+                progress.start(cost, workers)
+                return LocalExecutor(lock)
+            cluster = RayExecutor(options.ray)
+            progress.start(cost, min(workers, cluster.cpus))
+            return cluster
 
         failures = run_study(
             *(study, cells, out),
-            jobs=options.jobs,
+            jobs=jobs,
             on_event=progress.on_event,
             where=where,
             make_executor=start,
@@ -81,20 +130,86 @@ def command(argv: Sequence[str]) -> None:
     print_report(out, console)
 
 
-def _read(argv: Sequence[str]) -> tuple[Study, StudyOptions]:
-    """Return the study that a command names, and its options."""
-    words = sort_words(StudyOptions, argv, "study")
+def _cost(cells: Sequence[Cell], out: Path, options: StudyOptions, jobs: int) -> Cost:
+    """Return what the cells cost that have not ended; a cluster's pace cannot be timed here."""
+    left = [cell for cell in cells if read_ended(cell.folder(out)) is None]
+    if options.ray is not None:
+        return Cost(left)
+    return measure_cost(left, options.where, min(max(1, jobs), cores()))
+
+
+def _read(argv: Sequence[str]) -> tuple[Study, Path, StudyOptions]:
+    """Return the study that a command names with what it selects, its folder and all options."""
+    words = sort_words(ColumnsOptions, argv, "study")
+    if words.names[:1] == ["columns"]:
+        return _read_columns(words)
     name = take_name(words, "study", STUDIES)
-    default = StudyOptions(out=Path("runs") / (name or "STUDY"))
     does = StudyOptions.__doc__
     if name is None:
-        example = "For example: ghostbatch study quick --seeds 0"
-        about = about_all(does, "STUDY", STUDIES, example)
-        print_help(StudyOptions, "study STUDY", about, default)
+        about = about_all(
+            *(does, "STUDY", STUDIES, "For example: ghostbatch study quick --seeds 0"),
+            "For any recipe: ghostbatch study columns RECIPE --batch N runs the five columns.",
+        )
+        print_help(StudyOptions, "study STUDY", about)
     study = find_study(name)
-    held = f"Columns: {', '.join(study.columns)}." if study.rows else ""
-    about = about_one(does, name, STUDIES, held)
-    return study, parse(StudyOptions, words.flags, f"study {name}", default, about)
+    held = [f"Rows: {', '.join(study.rows)}."] if len(study.rows) > 1 else []
+    held += [f"Columns: {', '.join(study.columns)}."] if study.rows else []
+    about = about_one(does, name, STUDIES, *held)
+    options = parse(StudyOptions, words.flags, f"study {name}", about=about)
+    return _select(study, name, {}, options)
+
+
+def _read_columns(words: Words) -> tuple[Study, Path, StudyOptions]:
+    """Return what `_read` does, for the five columns of a recipe."""
+    rest = replace(words, names=words.names[1:])
+    name = take_name(rest, "recipe", RECIPES)
+    does = ColumnsOptions.__doc__
+    if name is None:
+        example = "For example: ghostbatch study columns f1-digits --batch 1024 --ghost 32"
+        about = about_all(does, "RECIPE", RECIPES, example)
+        print_help(ColumnsOptions, "study columns RECIPE", about)
+    recipe = find_recipe(name)
+    what, *_ = (RECIPES[name].__doc__ or "").splitlines()
+    about = about_one(does, "columns", {"columns": columns}, f"{name}: {what}")
+    options = parse(ColumnsOptions, words.flags, f"study columns {name}", about=about)
+    ghost = find_ghost(options.ghost, recipe, options.batch)
+    sizes = {"batch": options.batch, "ghost": ghost}
+    return _select(columns(name, **sizes), f"columns-{name}", sizes, options)
+
+
+def _select(
+    study: Study, name: str, changes: dict[str, Any], options: StudyOptions
+) -> tuple[Study, Path, StudyOptions]:
+    """Return the study as the options change its recipes, and its folder.
+
+    If none is given, the folder is called by the study's name and all changes.
+    """
+    changes = dict(changes)
+    if options.scale != 1:
+        study, changes["scale"] = scaled(study, options.scale), options.scale
+    if options.data is not None:
+        study, changes["data"] = on_data(study, options.data), options.data
+    if options.holdout:
+        study, changes["holdout"] = held_out(study, options.holdout), options.holdout
+    return study, options.out or folder_of_study(name, changes), options
+
+
+def _cells(study: Study, out: Path, options: StudyOptions) -> list[Cell]:
+    """Return the cells of the rows, columns and seeds that the options select."""
+    rows, only = (
+        text.split(",") if text is not None else None for text in (options.rows, options.columns)
+    )
+    seeds = _seeds(options.seeds) if options.seeds is not None else None
+    scale = None if options.scale == 1 else options.scale
+    selected: dict[str, Any] = {"rows": rows, "columns": only, "seeds": seeds, "scale": scale}
+    selected |= {"data": options.data, "device": options.where.device}
+    for flag, value in selected.items():
+        if value is not None and not study.rows:
+            raise InputError(flag, f"{study.name} has no runs", "leave it out")
+    cells = study.cells(only, seeds, out, rows)
+    if options.data is not None:
+        check_networks(cells)
+    return cells
 
 
 def _print_and_list(out: Path, console: Console, failures: Sequence[Failure]) -> None:

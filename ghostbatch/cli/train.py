@@ -20,8 +20,23 @@ from ghostbatch.recipe import Recipe
 from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.table import show_rates
 from ghostbatch.report.tensorboard import TensorBoard
-from ghostbatch.report.terminal import plain_console
-from ghostbatch.train import Record, data_bytes, estimate, find_device, read_header, train
+from ghostbatch.report.terminal import (
+    TrainProgress,
+    about,
+    plain_console,
+    print_fields,
+    progress_bars,
+)
+from ghostbatch.train import (
+    Record,
+    Summary,
+    data_bytes,
+    estimate,
+    find_device,
+    measure_pace,
+    read_header,
+    train,
+)
 from ghostbatch.train.ranks import TIMEOUT
 from ghostbatch.train.reference import read_drop_targets
 
@@ -78,41 +93,50 @@ class TrainOptions:
 
 def command(argv: Sequence[str]) -> None:
     """Run one recipe and print its progress; exit with `DIVERGED` if it diverges."""
-    options, out = _read(argv)
+    options, out, name = _read(argv)
     run = replace(options.run, out=out)
     console = plain_console(quiet=not is_first_rank())
     if options.dry_run:
         _print_estimates(options.recipe, run, console)
         return
     board = TensorBoard(out) if options.tensorboard else None
+    bars = progress_bars(console)
+    progress = TrainProgress(name, out, bars)
 
     def show(record: Record) -> None:
         if board is not None:
             board(record)
-        if record.split == "validation":
-            console.print(
-                f"update {record.update:>6,}  epoch {record.epoch:>6.4g}  lr {record.lr:.3g}  "
-                f"loss {record.loss:.4f}  accuracy {record.accuracy:.2f} %  "
-                f"distance {record.distance:.2f}",
-                soft_wrap=True,
-            )
+        progress.on_record(record)
 
-    summary = train(options.recipe, **vars(run), on_record=show)
-    reason = f" ({summary.reason})" if summary.reason else ""
-    took = timedelta(seconds=round(summary.seconds))
-    skipped = summary.skipped_images + summary.skipped_test_images
-    console.print(
-        f"{summary.status}{reason}: accuracy {summary.accuracy:.2f} % after {summary.updates:,} "
-        f"updates ({summary.epochs:.4g} epochs) in {took}; "
-        f"{f'{skipped:,} images skipped; ' if skipped else ''}{out}",
-        soft_wrap=True,
-    )
+    try:
+        summary = train(
+            options.recipe, **vars(run), on_record=show, on_progress=progress.on_progress
+        )
+    finally:
+        bars.stop()
+    console.print(_closing_line(summary, out, was_ended=not progress.started))
     if summary.status == "diverged":
         raise SystemExit(DIVERGED)
 
 
-def _read(argv: Sequence[str]) -> tuple[TrainOptions, Path]:
-    """Return the options of a command, and the run's folder."""
+def _closing_line(summary: Summary, out: Path, was_ended: bool) -> str:
+    """Return how the run ended, now or in an earlier command."""
+    status: str = summary.status
+    if was_ended:
+        status = {"finished": "was finished already", "diverged": "had diverged already"}[status]
+    reason = f" ({summary.reason})" if summary.reason else ""
+    took = timedelta(seconds=round(summary.seconds))
+    skipped = summary.skipped_images + summary.skipped_test_images
+    where = " on held-out images" if summary.held_out else ""
+    return (
+        f"{status}{reason}: accuracy {summary.accuracy:.2f} %{where} after {summary.updates:,} "
+        f"updates ({summary.epochs:.4g} epochs) in {took}; "
+        f"{f'{skipped:,} images skipped; ' if skipped else ''}{out}"
+    )
+
+
+def _read(argv: Sequence[str]) -> tuple[TrainOptions, Path, str]:
+    """Return the options of a command, the run's folder, and what to call the recipe."""
     words = sort_words(TrainOptions, argv, "train")
     if "from" in words.values and not words.help:
         return _read_repeat(words)
@@ -125,11 +149,11 @@ def _read(argv: Sequence[str]) -> tuple[TrainOptions, Path]:
         print_help(TrainOptions, "train RECIPE", about_all(does, "RECIPE", RECIPES, more), default)
     about = about_one(does, name, RECIPES)
     options = parse(TrainOptions, words.flags, f"train {name}", default, about)
-    return options, options.run.out or folder_of(name, recipe, options.recipe)
+    return options, options.run.out or folder_of(name, recipe, options.recipe), name
 
 
-def _read_repeat(words: Words) -> tuple[TrainOptions, Path]:
-    """Return the options that repeat the run of --from, changed by other flags, and a new folder.
+def _read_repeat(words: Words) -> tuple[TrainOptions, Path, str]:
+    """Return the options that repeat the run of --from, changed by other flags, and as `_read`.
 
     Whatever changes rounding on the CPU is as it was: the threads and the micro-batch.
     """
@@ -152,12 +176,13 @@ def _read_repeat(words: Words) -> tuple[TrainOptions, Path]:
         micro=None if micro == recipe.batch else micro,
     )
     options = parse(TrainOptions, words.flags, "train", TrainOptions(recipe=recipe, run=run))
-    return options, options.run.out or folder_of_repeat(folder, recipe, options.recipe)
+    out = options.run.out or folder_of_repeat(folder, recipe, options.recipe)
+    return options, out, f"that of {folder}"
 
 
 def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     """Print the recipe, its updates, and the memory and time that it would need here."""
-    info = find_info(recipe.data, recipe.image_size)
+    info = find_info(recipe.data, recipe.image_size, recipe.holdout)
     plan = recipe.plan(info.samples)
     if recipe.hold == "distance":
         read_drop_targets(plan)  # refuses what the run would refuse
@@ -166,6 +191,7 @@ def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
         data = f"{data_bytes(info) / 2**20:,.0f} MiB for the data"
     device = find_device(run.device)
     needs = estimate(plan, info, device, run.micro)
+    pace = measure_pace(plan, info, device, run.micro, run.threads, run.capture)
     lines = {
         "folder": str(run.out),
         **{field: _show(value) for field, value in recipe.as_dict().items() if field != "regime"},
@@ -176,12 +202,10 @@ def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
         "parameters": f"{needs.parameters:,}",
         "memory": f"about {needs.bytes / 2**20:,.0f} MiB of {device} for weights and activations, "
         f"{data}",
-        "time": f"about {timedelta(seconds=round(needs.seconds))} for forward and backward on this "
-        f"{device}",
+        "time": f"{about(pace.seconds(plan, run.evaluations))} on this {device}, "
+        f"{recipe.batch / pace.update:,.0f} images/s",
     }
-    width = max(map(len, lines))
-    for name, line in lines.items():
-        console.print(f"{name:<{width}}  {line}", soft_wrap=True)
+    print_fields(lines, console)
 
 
 def _show(value: Any) -> str:

@@ -11,7 +11,7 @@ from ghostbatch.data.catalog import (
     load,
     open_feed,
 )
-from ghostbatch.data.datasets import Info
+from ghostbatch.data.datasets import Info, check_holdout
 from ghostbatch.data.feed import MicroBatch, TensorFeed, to_device
 from ghostbatch.data.fingerprint import Fingerprint, fingerprint_of
 from ghostbatch.data.folder import FolderFeed
@@ -36,6 +36,7 @@ __all__ = [
     "PermutationStream",
     "SkippedImages",
     "TensorFeed",
+    "check_holdout",
     "check_image_size",
     "check_limit",
     "find_dataset",

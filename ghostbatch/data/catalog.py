@@ -72,8 +72,10 @@ def find_dataset(name: str) -> Loader:
     return DATASETS[name]
 
 
-def find_info(name: str, image_size: int | None = None) -> Info:
+def find_info(name: str, image_size: int | None = None, holdout: int = 0) -> Info:
     """Return the sizes of a data set without reading its files; a folder is listed.
+
+    With ``holdout`` they are those after so many training images were kept aside for evaluation.
 
     >>> find_info("cifar10").samples
     50000
@@ -85,7 +87,9 @@ def find_info(name: str, image_size: int | None = None) -> Info:
         info = parse(name.removeprefix("synthetic:"))
     else:
         info = find_dataset(name)(Path(), False).info
-    return info if image_size is None else replace(info, shape=(3, image_size, image_size))
+    if image_size is not None:
+        info = replace(info, shape=(3, image_size, image_size))
+    return info.hold_out(holdout) if holdout else info
 
 
 def is_folder(name: str) -> bool:
@@ -110,6 +114,7 @@ def load(
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = False,
     image_size: int | None = None,
+    holdout: int = 0,
 ) -> Data:
     """Load a data set by name and check its sizes.
 
@@ -119,6 +124,7 @@ def load(
             environment variable GHOSTBATCH_DATA, or else ``data`` in the current folder.
         download: download missing files.
         image_size: side of the images of a folder; None is 224.
+        holdout: replace the test set by so many training images; 0 is no change.
 
     """
     check_image_size(name, image_size)
@@ -136,7 +142,7 @@ def load(
         )
     if isinstance(data, ImageData):
         _check_labels(data, root)
-    return data
+    return data.hold_out(holdout) if holdout else data
 
 
 def _check_labels(data: ImageData, root: Path) -> None:
@@ -163,11 +169,15 @@ def open_feed(
     workers: int = 2,
     on_bad_image: OnBadImage = "fatal",
     skipped: SkippedImages | None = None,
+    patch: int = 1,
     **settings: Any,
 ) -> Feed:
-    """Return the feed for this kind of data; ``settings`` are the arguments of `TensorFeed`."""
+    """Return the feed for this kind of data; ``settings`` are the arguments of `TensorFeed`.
+
+    The feed of an image folder yields the images themselves, whatever ``patch`` is.
+    """
     if isinstance(data, FolderData):
         return FolderFeed(
             data, workers=workers, on_bad_image=on_bad_image, skipped=skipped, **settings
         )
-    return TensorFeed(data, **settings)
+    return TensorFeed(data, patch=patch, **settings)

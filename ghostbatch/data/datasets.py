@@ -1,12 +1,14 @@
-"""Types of a data set in memory: its images as bytes, and its sizes."""
+"""Types of a data set in memory: its images as bytes, its sizes, and the held-out split."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ghostbatch.data.augment import PadCropFlip
+from ghostbatch.draws import key
+from ghostbatch.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -16,11 +18,49 @@ class Info:
     samples: int
     """Training images."""
     test_samples: int
-    """Test images."""
+    """Images for evaluation."""
     classes: int
     """Labels are 0 to classes - 1."""
     shape: tuple[int, int, int]
     """Channels, height and width of an image."""
+    held_out: bool = False
+    """Whether evaluation is on training images that were kept aside, not on the test set."""
+
+    def hold_out(self, count: int) -> "Info":
+        """Return the sizes after ``count`` training images were kept aside for evaluation.
+
+        >>> Info(60_000, 10_000, 10, (1, 28, 28)).hold_out(5000).samples
+        55000
+        """
+        check_holdout(count)
+        if self.held_out:
+            raise InputError("holdout", "images are held out already", "hold out all at once")
+        if not 0 < count < self.samples:
+            raise InputError(
+                "holdout",
+                f"{count:,} of {self.samples:,} training images cannot be held out",
+                f"use 1 to {self.samples - 1:,}",
+            )
+        return replace(self, samples=self.samples - count, test_samples=count, held_out=True)
+
+
+def check_holdout(count: int) -> None:
+    """Refuse what is no number of images."""
+    if not isinstance(count, int) or count < 0:
+        raise InputError("holdout", f"{count!r} is no number of images", "use 5000, or 0 for none")
+
+
+def choose_held_out(samples: int, count: int) -> tuple[list[int], list[int]]:
+    """Return the numbers of the training images that stay, and of the ``count`` kept aside.
+
+    Those with the least hashes are kept aside: the same ones for every seed, run, platform and
+    version, from all over the training set, and among them those of any smaller ``count``.
+
+    >>> choose_held_out(10, 3)
+    ([0, 1, 2, 3, 5, 7, 8], [4, 6, 9])
+    """
+    order = sorted(range(samples), key=lambda number: key(0, "holdout", number))
+    return sorted(order[count:]), sorted(order[:count])
 
 
 @dataclass(frozen=True)
@@ -32,6 +72,10 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def take(self, numbers: list[int]) -> "Split":
+        """Return the images of these numbers."""
+        return Split(self.images[numbers], self.labels[numbers])
 
     def to(self, device: torch.device) -> "Split":
         """Return a copy on ``device`` whose images are channels_last."""
@@ -48,12 +92,24 @@ class ImageData:
     train: Split
     test: Split
     augmentation: PadCropFlip
+    held_out: bool = False
+    """Whether ``test`` holds training images that were kept aside, and not the test set."""
+
+    def hold_out(self, count: int) -> "ImageData":
+        """Return the data set with ``count`` training images in place of its test set.
+
+        The choice is `choose_held_out`'s. Mean and deviation are those of the remaining images.
+        """
+        self.info.hold_out(count)  # refuses wrong counts
+        rest, kept = (self.train.take(part) for part in choose_held_out(len(self.train), count))
+        return replace(self, train=rest, test=kept, held_out=True)
 
     @property
     def info(self) -> Info:
         """The sizes of the tensors."""
         channels, height, width = self.train.images.shape[1:]
-        return Info(len(self.train), len(self.test), self.classes, (channels, height, width))
+        shape = (channels, height, width)
+        return Info(len(self.train), len(self.test), self.classes, shape, self.held_out)
 
     @cached_property
     def mean(self) -> Tensor:

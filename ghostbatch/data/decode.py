@@ -36,6 +36,11 @@ class Files:
     def __len__(self) -> int:
         return len(self.paths)
 
+    def take(self, numbers: Sequence[int]) -> "Files":
+        """Return the files of these numbers."""
+        chosen = ((self.paths[number], self.labels[number]) for number in numbers)
+        return Files(*zip(*chosen, strict=True))
+
 
 def decode(path: str, top: float, left: float, size: int = SIZE) -> np.ndarray[Any, Any] | str:
     """Return a (size, size, 3) crop of an image whose shorter side was resized to 8/7 size.

@@ -9,6 +9,8 @@ from torch import Tensor
 from ghostbatch.data.datasets import ImageData
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
+from ghostbatch.ops.backends.base import has_triton
+from ghostbatch.ops.patches import patch_width, patches
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -27,21 +29,25 @@ class MicroBatch(NamedTuple):
 
 
 class Normalise:
-    """Turns bytes into floats of mean 0 and deviation 1; channels_last on a GPU."""
+    """Turns bytes into floats of mean 0 and deviation 1; channels_last on a GPU.
+
+    It computes in fp32, or in fp64 if that is ``dtype``.
+    """
 
     def __init__(
         self, mean: Tensor, deviation: Tensor, device: torch.device, dtype: torch.dtype
     ) -> None:
-        shape = (1, -1, 1, 1)
-        self._mean = mean.to(device, dtype).view(shape)
+        self.dtype = dtype
+        wide = torch.promote_types(dtype, torch.float32)
         divisor = torch.where(deviation > 0, deviation, 1.0)  # a constant channel becomes 0
-        self._scale = (1 / divisor).to(device, dtype).view(shape)
+        self.mean, self.scale = mean.to(device, wide), (1 / divisor).to(device, wide)
         self._layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return ``images`` (N, C, H, W) normalised."""
-        floats = images.to(self._mean.dtype, memory_format=self._layout)
-        return floats.sub_(self._mean).mul_(self._scale)
+        floats = images.to(self.mean.dtype, memory_format=self._layout)
+        shape = (1, -1, 1, 1)
+        return floats.sub_(self.mean.view(shape)).mul_(self.scale.view(shape)).to(self.dtype)
 
 
 class TensorFeed:
@@ -54,6 +60,7 @@ class TensorFeed:
         augment: apply the data set's augmentation to the training images.
         device: where the batches are made.
         dtype: dtype of the images.
+        patch: make the `patches` of this many rows and columns of the training images.
 
     """
 
@@ -66,10 +73,11 @@ class TensorFeed:
         augment: bool,
         device: torch.device,
         dtype: torch.dtype,
+        patch: int = 1,
     ) -> None:
         self.stream = PermutationStream(len(data.train), batch, seed)
         self.augmentation = data.augmentation if augment else None
-        self._device = device
+        self._device, self._patch = device, patch
         self._train, self._test = data.train.to(device), data.test.to(device)
         self._normalise = Normalise(data.mean, data.deviation, device, dtype)
         self.test_batch = 5000 if device.type == "cuda" else 1000
@@ -90,12 +98,29 @@ class TensorFeed:
     def make(self, draws: Tensor, positions: Iterable[slice]) -> Iterator[MicroBatch]:
         """Yield the given positions of the batch that ``draws``, on the device, describes."""
         for where in positions:
-            chosen = draws[0, where]
-            if self.augmentation is None:
-                images = self._train.images[chosen]
-            else:
-                images = self.augmentation(self._train.images, chosen, draws[1:, where])
-            yield MicroBatch(where, self._normalise(images), self._train.labels[chosen])
+            labels = self._train.labels[draws[0, where]]
+            yield MicroBatch(where, self._make_images(draws[:, where]), labels)
+
+    def _make_images(self, draws: Tensor) -> Tensor:
+        """Return normalised images, or their patches, by one kernel where it applies."""
+        normalise, augmentation, images = self._normalise, self.augmentation, self._train.images
+        if has_triton(normalise.mean):
+            from ghostbatch.ops.batch import make_batch  # noqa: PLC0415 (imports triton)
+
+            return make_batch(
+                *(images, draws, normalise.mean, normalise.scale),
+                pad=augmentation.pad if augmentation else 0,
+                fill=augmentation.fill if augmentation else 0,
+                patch=self._patch,
+                width=patch_width(images.shape[1], self._patch),
+                dtype=normalise.dtype,
+            )
+        if augmentation is None:
+            images = images[draws[0]]
+        else:
+            images = augmentation(images, draws[0], draws[1:])
+        images = normalise(images)
+        return images if self._patch == 1 else patches(images, self._patch)
 
     def test_batches(
         self, size: int | None = None, start: int = 0, step: int = 1

@@ -27,6 +27,7 @@ class Fingerprint:
     train: str
     """Digest of the training set: of images and labels, or of a folder's file names and sizes."""
     test: str
+    """The same of the images for evaluation."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON."""
@@ -37,15 +38,16 @@ class Fingerprint:
         """Return in words what is different from what `as_dict` wrote; None if nothing is."""
         now = self.as_dict()
         changes = []
+        evaluated = "held-out" if self.info.held_out else "test"
         for field, (one, many) in COUNTS.items():
             if more := now[field] - written[field]:
-                word = one if abs(more) == 1 else many
+                word = (one if abs(more) == 1 else many).replace("test", evaluated)
                 changes.append(f"{abs(more)} {word} {'more' if more > 0 else 'fewer'}")
         if now["shape"] != written["shape"]:
             shapes = ("x".join(map(str, each["shape"])) for each in (now, written))
             changes.append("images of {} instead of {}".format(*shapes))
         if not changes:
-            words = {"train": "other training images", "test": "other test images"}
+            words = {"train": "other training images", "test": f"other {evaluated} images"}
             changes = [word for part, word in words.items() if now[part] != written[part]]
         if not changes:
             return None

@@ -8,7 +8,7 @@ exact batch and does not depend on ranks, micro-batches or workers.
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ghostbatch.data.datasets import Info
+from ghostbatch.data.datasets import Info, choose_held_out
 from ghostbatch.data.decode import SIZE, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
 from ghostbatch.data.feed import MicroBatch, Normalise, to_device
 from ghostbatch.data.skipped import OnBadImage, SkippedImages
@@ -42,11 +42,23 @@ class FolderData:
     """Mean and deviation of each channel; estimated if None."""
     size: int = SIZE
     """Side of the images that the network sees."""
+    held_out: bool = False
+    """Whether ``test`` holds training images that were kept aside, and not the test set."""
+
+    def hold_out(self, count: int) -> "FolderData":
+        """Return the data set with ``count`` training images in place of its test set.
+
+        The choice is `choose_held_out`'s. Moments that are estimated are of the remaining images.
+        """
+        self.info.hold_out(count)  # refuses wrong counts
+        rest, kept = (self.train.take(part) for part in choose_held_out(len(self.train), count))
+        return replace(self, train=rest, test=kept, held_out=True)
 
     @property
     def info(self) -> Info:
         """The sizes that the network sees."""
-        return Info(len(self.train), len(self.test), self.classes, (3, self.size, self.size))
+        shape = (3, self.size, self.size)
+        return Info(len(self.train), len(self.test), self.classes, shape, self.held_out)
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:

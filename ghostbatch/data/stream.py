@@ -29,10 +29,12 @@ class PermutationStream:
         """Return the indices of the samples of one batch, in order."""
         start, end = update * self.batch, (update + 1) * self.batch
         first, last = start // self.samples, (end - 1) // self.samples
-        permutations = torch.cat([self._permutation(p) for p in range(first, last + 1)])
+        parts = [
+            self._permutation(p)[max(0, start - p * self.samples) : end - p * self.samples]
+            for p in range(first, last + 1)
+        ]
         self._permutations = {last: self._permutations[last]}  # the next batch may begin in it
-        offset = first * self.samples
-        return permutations[start - offset : end - offset]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _permutation(self, number: int) -> Tensor:
         if number not in self._permutations:

@@ -22,7 +22,7 @@ def parse(shape: str) -> Info:
     """Return the sizes written as ``CHANNELSxHEIGHTxWIDTH[xCLASSES][:SAMPLES]``.
 
     >>> parse("3x32x32x100:5000")
-    Info(samples=5000, test_samples=1250, classes=100, shape=(3, 32, 32))
+    Info(samples=5000, test_samples=1250, classes=100, shape=(3, 32, 32), held_out=False)
     >>> parse("1x28x28").samples
     4096
     """

@@ -9,6 +9,7 @@ from ghostbatch.diagnostics.covariance import (
 from ghostbatch.diagnostics.diffusion import DiffusionFit, fit_diffusion
 from ghostbatch.diagnostics.distance import Distance, WeightDistance, log_spaced
 from ghostbatch.diagnostics.gradients import increment_covariance, per_sample_gradients
+from ghostbatch.diagnostics.plateau import Plateau, find_plateau
 from ghostbatch.diagnostics.potential import RandomPotential, random_potential
 from ghostbatch.diagnostics.roughness import Bins, Roughness, fit_roughness
 from ghostbatch.diagnostics.scan import BatchedLoss
@@ -21,6 +22,7 @@ __all__ = [
     "Distance",
     "DistanceScheduler",
     "IncrementCovariance",
+    "Plateau",
     "RandomPotential",
     "Roughness",
     "RuleCheck",
@@ -28,6 +30,7 @@ __all__ = [
     "cosine",
     "distances_at",
     "effective_rank",
+    "find_plateau",
     "fit_diffusion",
     "fit_roughness",
     "increment_covariance",

@@ -11,14 +11,14 @@ from torch.func import functional_call, grad, vmap
 
 from ghostbatch.diagnostics.covariance import IncrementCovariance
 from ghostbatch.errors import InputError, check_choice
+from ghostbatch.nn.dropconnect import LAYERS, connections
+from ghostbatch.optim import random_labels
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Change = Literal["none", "dropout", "dropconnect", "labels", "weights"]
 
 MAX_VALUES = 5000
 """Largest number of parameter values; their covariance is a square matrix of that size."""
-
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def increment_covariance(
@@ -107,10 +107,8 @@ def _gradients(
 ) -> Tensor:
     """Return the gradients of one chunk, (samples, P), under a random change."""
     fixed = {n: p.detach() for n, p in model.named_parameters()}
-    dropped: list[str] = []  # in the order of the layers, so that the masks are reproducible
-    if change == "dropconnect":
-        of_layers = {id(layer.weight) for layer in model.modules() if isinstance(layer, LAYERS)}
-        dropped = [n for n, p in model.named_parameters() if id(p) in of_layers]
+    # In the order of the layers, so that the masks are reproducible.
+    dropped = list(connections(model)) if change == "dropconnect" else []
 
     def sample_loss(weights: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
         state = {**fixed, **weights}
@@ -121,8 +119,8 @@ def _gradients(
     if change == "labels":
         with torch.no_grad():
             classes = model(x[:1]).shape[1]
-        replaced = torch.rand(len(y), device=y.device) < strength
-        y = torch.where(replaced, torch.randint(classes, (len(y),), device=y.device), y)
+        drawn = random_labels(len(y), classes, strength, device=y.device)
+        y = torch.where(drawn < 0, y, drawn)
     by_name = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")(weights, x, y)
     rows = torch.cat([by_name[name].flatten(1) for name in weights], dim=1).double()
     if change == "weights":

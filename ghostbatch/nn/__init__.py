@@ -1,6 +1,5 @@
 """Ghost batch norm layers, conversion of models, and the paper's networks."""
 
-from ghostbatch.nn.cast import call_with_cast_weights
 from ghostbatch.nn.convert import (
     convert_layers,
     convertible,
@@ -10,9 +9,10 @@ from ghostbatch.nn.convert import (
     unconvertible,
 )
 from ghostbatch.nn.cross_rank import to_cross_rank
+from ghostbatch.nn.dropconnect import DropConnect
 from ghostbatch.nn.dropout import BatchPosition, key_dropout
 from ghostbatch.nn.fold import fold_convolutions, unfold_convolutions
-from ghostbatch.nn.networks import MODELS, find_model
+from ghostbatch.nn.networks import MODELS, find_model, initialise_glorot
 from ghostbatch.nn.norm import (
     GhostBatchNorm1d,
     GhostBatchNorm2d,
@@ -26,16 +26,17 @@ from ghostbatch.nn.recalibrate import recalibrate
 __all__ = [
     "MODELS",
     "BatchPosition",
+    "DropConnect",
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
     "MaxPool2d",
     "MeanPool2d",
-    "call_with_cast_weights",
     "convert_layers",
     "convertible",
     "find_model",
     "fold_convolutions",
+    "initialise_glorot",
     "join_gradients",
     "key_dropout",
     "recalibrate",

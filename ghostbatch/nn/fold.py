@@ -21,17 +21,9 @@ from torch import Tensor, nn
 
 from ghostbatch.errors import InputError
 from ghostbatch.ops.backends.base import is_traced
+from ghostbatch.ops.patches import patch_width, patches
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-class Fold(NamedTuple):
-    """How a convolution is folded."""
-
-    pixels: int
-    """Output pixels of a group."""
-    channels: int = 0
-    """Input channels after padding with zeros; 0 keeps them."""
 
 
 class Shape(NamedTuple):
@@ -43,43 +35,46 @@ class Shape(NamedTuple):
     stride: int
 
 
-FOLDS: dict[Shape, Fold] = {
-    Shape(16, 16, 3, 1): Fold(4),
-    Shape(32, 32, 3, 1): Fold(2),
-    Shape(16, 32, 3, 2): Fold(2),
-    Shape(32, 64, 3, 2): Fold(1),
-    Shape(16, 32, 1, 2): Fold(2),
-    Shape(32, 64, 1, 2): Fold(1),
-    Shape(3, 16, 3, 1): Fold(8, 4),
+FOLDS: dict[Shape, int] = {
+    Shape(16, 16, 3, 1): 4,
+    Shape(32, 32, 3, 1): 2,
+    Shape(16, 32, 3, 2): 2,
+    Shape(32, 64, 3, 2): 1,
+    Shape(16, 32, 1, 2): 2,
+    Shape(32, 64, 1, 2): 1,
 }
-"""The fastest folds in bf16 on an H200; other shapes are faster as they are."""
+"""Output pixels of a group that are fastest in bf16 on an H200; other shapes are not folded."""
 
 
-PATCHES = frozenset({Shape(3, 64, 3, 1), Shape(3, 64, 5, 1)})
+PATCHES = frozenset({Shape(3, 16, 3, 1), Shape(3, 64, 3, 1), Shape(3, 64, 5, 1)})
 """First layers that are faster as a 1x1 convolution over patches of the image."""
 
 
 class FoldedConv2d(nn.Conv2d):
     """nn.Conv2d that folds pixels into channels, if the group's width divides the image's."""
 
-    fold: Fold
+    pixels: int
+    """Output pixels of a group."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Conv2d's name for it)
         """From (N, I, H, W) to (N, O, H / stride, W / stride).
 
-        The weight may have been replaced by its folded form, as `call_with_cast_weights` does.
+        The weight may have been replaced by what `placed` returns, as `FlatWeights` does.
         """
         stride, weight = self.stride[0], self.weight
-        is_folded = weight.shape[1] != self.in_channels
+        is_placed = weight.shape[1] != self.in_channels
         known = input.dim() == 4 and input.shape[1] == self.in_channels
-        if not known or input.shape[3] % (stride * self.fold.pixels):
-            if is_folded:
-                weight = unfold_weight(weight, self.kernel_size[0], stride, self.fold)
-                weight = weight[:, : self.in_channels]
+        if not known or input.shape[3] % (stride * self.pixels):
+            if is_placed:
+                weight = unfold_weight(weight, self.kernel_size[0], stride, self.pixels)
             return cast(Tensor, self._conv_forward(input, weight, self.bias))
-        if not is_folded:
-            weight = fold_weights(weight[None], stride, self.fold)[0]
-        return folded_conv2d(input, weight, self.bias, stride, self.fold, self.in_channels)
+        if not is_placed:
+            weight = self.placed(weight)
+        return folded_conv2d(input, weight, self.bias, stride, self.pixels)
+
+    def placed(self, weight: Tensor) -> Tensor:
+        """Return a weight (O, I, k, k) folded: (f O, s f I, k, q)."""
+        return fold_weight(weight, self.stride[0], self.pixels)
 
 
 class PatchConv2d(nn.Conv2d):
@@ -88,47 +83,46 @@ class PatchConv2d(nn.Conv2d):
     For a first layer only: if the input requires a gradient, nn.Conv2d's forward runs.
     """
 
+    @property
+    def width(self) -> int:
+        """Channels of the patches."""
+        return patch_width(self.in_channels, self.kernel_size[0])
+
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Conv2d's name for it)
-        """From (N, I, H, W) to (N, O, H, W)."""
-        if input.dim() != 4 or input.shape[1] != self.in_channels or input.requires_grad:
+        """From (N, I, H, W), or from its `patches`, to (N, O, H, W).
+
+        The weight may have been replaced by what `placed` returns, as `FlatWeights` does.
+        """
+        weight = self.weight
+        is_placed = weight.shape[1] != self.in_channels
+        are_patches = input.dim() == 4 and input.shape[1] == self.width
+        if not (is_placed or are_patches) and (
+            input.dim() != 4 or input.shape[1] != self.in_channels or input.requires_grad
+        ):
             return super().forward(input)
         if torch.is_autocast_enabled(input.device.type):
             input = input.to(torch.get_autocast_dtype(input.device.type))  # noqa: A001
-        x = patches(input, self.kernel_size[0])
-        weight = self.weight.permute(0, 2, 3, 1).flatten(1)
-        weight = F.pad(weight, (0, x.shape[1] - weight.shape[1]))
-        return F.conv2d(x, weight[:, :, None, None], self.bias)
+        x = input if are_patches else patches(input, self.kernel_size[0])
+        return F.conv2d(x, weight if is_placed else self.placed(weight), self.bias)
+
+    def placed(self, weight: Tensor) -> Tensor:
+        """Return a weight (O, I, k, k) as that of a 1x1 convolution over patches."""
+        rows = weight.permute(0, 2, 3, 1).flatten(1)
+        return F.pad(rows, (0, self.width - rows.shape[1]))[:, :, None, None]
 
 
-def patches(x: Tensor, kernel: int) -> Tensor:
-    """Return the k x k pixels around each pixel as its channels, channels_last.
-
-    The channels are padded with zeros to a multiple of 16, which matrix units like.
-    """
-    N, C, H, W = x.shape
-    around = kernel // 2
-    rows = F.pad(x.permute(0, 2, 3, 1), (0, 0, around, around, around, around))
-    strides = rows.stride()
-    windows = rows.as_strided((N, H, W, kernel, kernel * C), (*strides[:3], strides[1], strides[3]))
-    used = kernel * kernel * C
-    result = x.new_empty(N, H, W, -(-used // 16) * 16)
-    result[..., :used].unflatten(-1, (kernel, -1)).copy_(windows)
-    result[..., used:].zero_()
-    return result.permute(0, 3, 1, 2)
-
-
-def fold_convolutions(model: Model, folds: dict[Shape, Fold] | None = None) -> Model:
+def fold_convolutions(model: Model, folds: dict[Shape, int] | None = None) -> Model:
     """Fold the narrow convolutions of ``model``, in place; return the model.
 
     Parameters stay the same objects, so optimizers, names and checkpoints stay valid. It pays on a
-    GPU, in bf16 and channels_last. ``folds`` says how each shape is folded; the default are the
-    fastest on an H200. Layers whose ``forward`` was replaced stay as they are.
+    GPU, in bf16 and channels_last. ``folds`` gives the output pixels of a group for each shape; the
+    default are the fastest on an H200. Layers whose ``forward`` was replaced stay as they are.
     """
     by_default = folds is None
     folds = FOLDS if folds is None else folds
-    for size, fold in folds.items():
-        if size.kernel // 2 > size.stride * fold.pixels:
-            problem = f"a group of {fold.pixels} pixels is too narrow for {size}"
+    for size, pixels in folds.items():
+        if size.kernel // 2 > size.stride * pixels:
+            problem = f"a group of {pixels} pixels is too narrow for {size}"
             raise InputError("folds", problem, "use groups of more pixels")
     for layer in model.modules():
         shape = None
@@ -136,7 +130,7 @@ def fold_convolutions(model: Model, folds: dict[Shape, Fold] | None = None) -> M
             shape = _shape(layer)
         if shape in folds:
             layer.__class__ = FoldedConv2d
-            layer.fold = folds[shape]  # type: ignore[assignment]
+            layer.pixels = folds[shape]  # type: ignore[assignment]
         elif by_default and shape in PATCHES:
             layer.__class__ = PatchConv2d
     return model
@@ -147,31 +141,28 @@ def unfold_convolutions(model: Model) -> Model:
     for layer in model.modules():
         if type(layer) in (FoldedConv2d, PatchConv2d):
             layer.__class__ = nn.Conv2d
-            layer.__dict__.pop("fold", None)
+            layer.__dict__.pop("pixels", None)
     return model
 
 
-def fold_weights(weights: Tensor, stride: int, fold: Fold) -> Tensor:
-    """Return stacked weights (L, O, I, k, k) folded: (L, f O, s f I, k, q), channels_last.
+def fold_weight(weight: Tensor, stride: int, pixels: int) -> Tensor:
+    """Return a weight (O, I, k, k) folded over groups: (f O, s f I, k, q), channels_last.
 
     Autocast does not apply: gradients of the copies of a weight are summed in its own dtype.
     """
-    layers, fan_out, fan_in, kernel, _ = weights.shape
-    if fold.channels > fan_in:
-        weights = F.pad(weights, (0, 0, 0, 0, 0, fold.channels - fan_in))
-        fan_in = fold.channels
-    place = _placement_like(weights, kernel, stride, fold.pixels)
+    fan_out, fan_in, kernel, _ = weight.shape
+    place = _placement_like(weight, kernel, stride, pixels)
     a, b, q, _ = place.shape
-    with torch.autocast(weights.device.type, enabled=False):
-        placed = weights.reshape(-1, kernel) @ place.view(-1, kernel).T
-    placed = placed.view(layers, fan_out, fan_in, kernel, a, b, q).permute(0, 4, 1, 3, 6, 5, 2)
-    return placed.reshape(layers, a * fan_out, kernel, q, b * fan_in).permute(0, 1, 4, 2, 3)
+    with torch.autocast(weight.device.type, enabled=False):
+        placed = weight.reshape(-1, kernel) @ place.view(-1, kernel).T
+    placed = placed.view(fan_out, fan_in, kernel, a, b, q).permute(3, 0, 2, 5, 4, 1)
+    return placed.reshape(a * fan_out, kernel, q, b * fan_in).permute(0, 3, 1, 2)
 
 
-def unfold_weight(folded: Tensor, kernel: int, stride: int, fold: Fold) -> Tensor:
-    """Return the plain weight (O, I, k, k) of one that `fold_weights` made."""
-    place = placement(kernel, stride, fold.pixels)
-    grouped = folded.unflatten(0, (fold.pixels, -1)).unflatten(2, (place.shape[1], -1))
+def unfold_weight(folded: Tensor, kernel: int, stride: int, pixels: int) -> Tensor:
+    """Return the plain weight (O, I, k, k) of one that `fold_weight` made."""
+    place = placement(kernel, stride, pixels)
+    grouped = folded.unflatten(0, (pixels, -1)).unflatten(2, (place.shape[1], -1))
     taps = []
     for tap in place.unbind(-1):
         a, b, q = tap.nonzero()[0].tolist()  # one of the places of each tap
@@ -180,21 +171,18 @@ def unfold_weight(folded: Tensor, kernel: int, stride: int, fold: Fold) -> Tenso
 
 
 def folded_conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, fold: Fold, fan_in: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pixels: int
 ) -> Tensor:
-    """Convolve with a weight from `fold_weights`; return what the plain convolution returns."""
+    """Convolve with a weight from `fold_weight`; return what the plain convolution returns."""
     N, C, H, W = x.shape
-    group = stride * fold.pixels
-    rows = x.permute(0, 2, 3, 1)
-    if fold.channels > C:
-        rows = F.pad(rows, (0, fold.channels - C))
-    grouped = rows.reshape(N, H, W // group, group * max(fold.channels, fan_in))
+    group = stride * pixels
+    grouped = x.permute(0, 2, 3, 1).reshape(N, H, W // group, group * C)
     padding = (weight.shape[2] // 2, weight.shape[3] // 2)
-    bias = None if bias is None else bias.repeat(fold.pixels)
+    bias = None if bias is None else bias.repeat(pixels)
     y = F.conv2d(grouped.permute(0, 3, 1, 2), weight, bias, (stride, 1), padding)
     y = y.permute(0, 2, 3, 1)
-    fan_out = y.shape[3] // fold.pixels
-    return y.reshape(N, y.shape[1], y.shape[2] * fold.pixels, fan_out).permute(0, 3, 1, 2)
+    fan_out = y.shape[3] // pixels
+    return y.reshape(N, y.shape[1], y.shape[2] * pixels, fan_out).permute(0, 3, 1, 2)
 
 
 def placement(kernel: int, stride: int, pixels: int) -> Tensor:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from torch import nn
 
 from ghostbatch.errors import InputError, check_choice
+from ghostbatch.nn.dropconnect import LAYERS
 from ghostbatch.nn.external import FAMILIES, Builder
 from ghostbatch.nn.parts import BasicBlock, ConvNormReLU, LinearNormReLU, conv, shrunk
 from ghostbatch.nn.pool import MaxPool2d, MeanPool2d
@@ -127,6 +128,18 @@ def find_model(name: str) -> Builder:
         return FAMILIES[family](rest)
     check_choice("model", name, MODELS, "torchvision:NAME, timm:NAME or python:MODULE:FUNCTION")
     return MODELS[name]
+
+
+def initialise_glorot(model: nn.Module) -> None:
+    """Draw the weights of linear and convolutional layers as Glorot and Bengio do; zero biases.
+
+    A weight is uniform in plus or minus sqrt(6 / (fan-in + fan-out)).
+    """
+    for layer in model.modules():
+        if isinstance(layer, LAYERS):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 def _residual(

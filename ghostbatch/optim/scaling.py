@@ -1,4 +1,4 @@
-"""How the learning rate, or gradient noise instead of it, follows the batch size."""
+"""How the learning rate, or gradient noise instead of it, follows the batch size; label noise."""
 
 from math import sqrt
 from typing import Literal
@@ -43,3 +43,19 @@ def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generato
         )
     deviation = sqrt(batch / base_batch - 1)
     return 1 + deviation * torch.randn(n, generator=generator, device=generator.device)
+
+
+def random_labels(
+    n: int,
+    classes: int,
+    fraction: float,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Return new labels for ``n`` samples: a uniform class with probability ``fraction``, else -1.
+
+    A sample with -1 keeps its own label. A drawn class may happen to be the right one.
+    """
+    replaced = torch.rand(n, generator=generator, device=device) < fraction
+    drawn = torch.randint(classes, (n,), generator=generator, device=device)
+    return torch.where(replaced, drawn, -1)

@@ -169,10 +169,10 @@ def _potential(found: dict[str, Any]) -> list[Plot]:
         f"Root-mean-square deviation of the loss of {found['model']} from its value at the initial "
         f"weights{drawn}, by distance from them, at {len(scan.losses):,} random places, for "
         f"several numbers of bins. The loss is over {found['images']:,} training images of "
-        f"{found['data']}. Runs of this study ended at distances up to {found['walked']:.3g}. The exponent alpha is the "
-        "maximum of the likelihood, with its standard error, of all changes of the loss and with "
-        "their mean trend removed. The paper finds 2, but any smooth loss with a gradient has 2 "
-        "near the origin."
+        f"{found['data']}. Runs of this study ended at distances up to {found['walked']:.3g}. The "
+        "exponent alpha is the maximum of the likelihood, with its standard error, of all changes "
+        "of the loss and with their mean trend removed. The paper finds 2, but any smooth loss "
+        "with a gradient has 2 near the origin."
     )
     lines = [
         (

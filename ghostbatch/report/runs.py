@@ -58,9 +58,10 @@ class Group:
         """The runs that ended without diverging."""
         return [run for run in self.runs if run.status == "finished"]
 
-    def over_seeds(self, quantity: Callable[[Summary], float]) -> list[float]:
-        """Return a quantity at the end of each finished run."""
-        return [quantity(run.summary) for run in self.finished if run.summary]
+    def over_seeds(self, quantity: Callable[[Summary], float | None]) -> list[float]:
+        """Return a quantity at the end of each finished run that has it."""
+        values = (quantity(run.summary) for run in self.finished if run.summary)
+        return [value for value in values if value is not None]
 
 
 @dataclass(frozen=True)

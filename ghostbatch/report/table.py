@@ -7,7 +7,11 @@ from statistics import mean, stdev
 from ghostbatch.recipe import Plan
 from ghostbatch.report.runs import Group, Results
 
-HEADERS = ("", "accuracy %", "seeds", "batch", "ghosts", "updates", "epochs", "distance", "s / run")
+HEADERS = (
+    *("", "accuracy %", "recal. %", "seeds", "batch", "ghosts", "updates", "epochs", "distance"),
+    "s / run",
+)
+RECALIBRATED = "recal. %: accuracy with running statistics that are averages over the training set"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,13 @@ def table_of(row: str, groups: list[Group], unreadable: Sequence[str] = ()) -> T
         for status in ("diverged", "not finished")
         if (count := sum(run.status == status for run in group.runs))
     ]
+    notes += [
+        f"{group.column}: accuracy on {held:,} held-out training images, not on the test set"
+        for group in groups
+        if (held := group.runs[0].plan.recipe.holdout)
+    ]
+    if any(group.over_seeds(lambda s: s.recalibrated_accuracy) for group in groups):
+        notes.append(RECALIBRATED)
     return Table(row, [_line(group) for group in groups], [*notes, *unreadable])
 
 
@@ -38,8 +49,9 @@ def tables_of(results: Results) -> list[Table]:
 
 def _line(group: Group) -> tuple[str, ...]:
     accuracy = show_spread(group.over_seeds(lambda s: s.accuracy))
+    recalibrated = show_spread(group.over_seeds(lambda s: s.recalibrated_accuracy))
     if not group.finished:
-        return (group.column, accuracy, "0", *["–"] * (len(HEADERS) - 3))
+        return (group.column, accuracy, recalibrated, "0", *["–"] * (len(HEADERS) - 4))
     plan = group.runs[0].plan
     updates, epochs = float(plan.updates), float(plan.seen.epochs)
     if plan.recipe.hold == "distance":  # the plan has upper bounds only
@@ -48,6 +60,7 @@ def _line(group: Group) -> tuple[str, ...]:
     return (
         group.column,
         accuracy,
+        recalibrated,
         str(len(group.finished)),
         f"{plan.recipe.batch:,}",
         str(plan.ghosts) if plan.recipe.ghost else "plain",

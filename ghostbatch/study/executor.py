@@ -1,11 +1,12 @@
 """Jobs, and the interface of whatever runs them.
 
-`ghostbatch.study.local.LocalExecutor` runs them in processes of this machine. Another executor (a
-cluster, say) is one more class with these two methods.
+`ghostbatch.study.local.LocalExecutor` runs them in processes of this machine, and
+`ghostbatch.study.ray.RayExecutor` on a Ray cluster. Another executor is one more class with these
+three methods.
 """
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -47,6 +48,8 @@ class Where:
     """Folder of the data sets; None is GHOSTBATCH_DATA, or the folder data here."""
     checkpoint_seconds: float = 10.0
     """Time between checkpoints."""
+    ranks: int = 1
+    """Processes that compute a cell together, each on its own GPU; torchrun starts them."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,28 @@ class Job:
     recipe: Recipe
     folder: Path
     where: Where
+    share: float = 1.0
+    """Share of a GPU that it needs, if it runs on one."""
+    alone: bool = False
+    """Whether it needs a process of its own, because a worker has died that ran it."""
 
-    def run(self, on_record: OnRecord) -> Summary:
+    def run(self, on_record: OnRecord, should_stop: Callable[[], bool] | None = None) -> Summary:
         """Train in this process, or continue from the folder's checkpoint."""
-        return train(self.recipe, out=self.folder, on_record=on_record, **asdict(self.where))
+        options = asdict(self.where)
+        del options["ranks"]  # `train` finds them by itself
+        return train(
+            self.recipe, out=self.folder, on_record=on_record, should_stop=should_stop, **options
+        )
 
 
 class Executor(Protocol):
     """Runs jobs side by side."""
+
+    def prepare(self, out: Path, where: Where) -> Sequence[str]:
+        """Return the devices for the jobs of a study in the folder ``out``.
+
+        Refuse what cannot run there; nothing is written before.
+        """
 
     def submit(self, job: Job) -> Iterator[Event]:
         """Start a job and return its events as they come; the last one is its `Summary`.
@@ -78,31 +95,42 @@ class Executor(Protocol):
         """End all workers; running jobs save a checkpoint first."""
 
 
+def forward(events: Iterator[Event], put: Callable[[Event | Exception | None], None]) -> None:
+    """Pass the events of a job on; at the end None, or the exception that it raised."""
+    try:
+        for event in events:
+            put(event)
+        put(None)
+    except Exception as error:  # for the thread that reads them to handle
+        put(error)
+
+
 class WorkerDied(RuntimeError):  # noqa: N818 (says what happened)
     """The process of a job ended without an answer: it ran out of memory, or was killed.
 
     Args:
-        job: what it ran.
-        code: its exit code, if that is known; negative is the number of a signal.
+        name: the job that it ran.
+        how: what is known of its end, for example its exit code.
 
     """
 
-    def __init__(self, job: Job, code: int | None = None) -> None:
-        self.how = f"exit code {code}"
-        if code is None:
-            self.how = "no exit code"
-        elif code < 0:
-            self.how = _signal_name(-code)
-        super().__init__(f"the worker for {job.name} died ({self.how})")
+    def __init__(self, name: str, how: str) -> None:
+        super().__init__(name, how)
+        self.name, self.how = name, how
+
+    def __str__(self) -> str:
+        return f"the worker for {self.name} died ({self.how})"
 
 
-def _signal_name(number: int) -> str:
-    """Return the name of a signal.
+def describe_exit(code: int) -> str:
+    """Return the exit code of a process in words; a negative one is the number of a signal.
 
-    >>> _signal_name(9), _signal_name(99)
-    ('SIGKILL', 'signal 99')
+    >>> describe_exit(1), describe_exit(-9), describe_exit(-99)
+    ('exit code 1', 'SIGKILL', 'signal 99')
     """
+    if code >= 0:
+        return f"exit code {code}"
     try:
-        return signal.Signals(number).name
+        return signal.Signals(-code).name
     except ValueError:
-        return f"signal {number}"
+        return f"signal {-code}"

@@ -105,7 +105,7 @@ def potential(recipe: Recipe | None, out: Path, where: Where, on_progress: OnPro
     """
     if recipe is None:
         raise InputError("recipe", "the potential needs one", "give Instrument a recipe")
-    data = load(recipe.data, where.data_dir)
+    data = load(recipe.data, where.data_dir, holdout=recipe.holdout)
     if not isinstance(data, ImageData):
         raise InputError("data", f"{recipe.data} is not kept in memory", "use another data set")
     device, walked = find_device(where.device), largest_distance(out)
@@ -129,7 +129,8 @@ def potential(recipe: Recipe | None, out: Path, where: Where, on_progress: OnPro
     )
     return {
         **{name: getattr(found, name) for name in ("distances", "losses", "origin", "radius")},
-        **{"model": recipe.model, "data": recipe.data, "images": len(chosen), "walked": walked},
+        **{"model": recipe.model, "data": recipe.data, "init": recipe.init},
+        **{"images": len(chosen), "walked": walked},
     }
 
 

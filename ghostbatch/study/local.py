@@ -6,12 +6,21 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import IO, cast
 
-from ghostbatch.study.executor import Event, Job, LogLine, WorkerDied
-from ghostbatch.train import Record
+import torch
+
+from ghostbatch.study.executor import Event, Job, LogLine, Where, WorkerDied, describe_exit
+from ghostbatch.study.placement import SMALLEST_SHARE, find_devices
+from ghostbatch.train import Record, find_device
+from ghostbatch.train.state import can_share_process
 
 LOGGER = logging.getLogger(__name__)
 PATIENCE = 20.0
@@ -19,93 +28,223 @@ PATIENCE = 20.0
 
 START = """
 from ghostbatch.processes import end_with_parent
+from ghostbatch.stop import leave_signals_to_parent
 end_with_parent()  # before torch is imported, which takes seconds
-from ghostbatch.study.worker import main
+leave_signals_to_parent()
+from {} import main
 main()
 """
-"""The program of a worker."""
+"""A program that ends with its parent."""
 
-Worker = subprocess.Popen[bytes]
-"""A process that runs `START`."""
+WORKER = START.format("ghostbatch.study.worker")
+"""The program of a worker, and of each rank of a job with several."""
+
+TORCHRUN = START.format("torch.distributed.run")
+
+
+def log(line: LogLine) -> None:
+    """Log what a worker has logged."""
+    LOGGER.log(line.level, "%s", line.text)
 
 
 class LocalExecutor:
-    """Starts a worker process for each job that runs side by side; reuses those on the CPU.
+    """Starts worker processes, and reuses those on the CPU.
+
+    Jobs that share a GPU share a worker, in which each runs in a thread with a CUDA stream of its
+    own: kernels of two processes do not run at the same time on a GPU. Only jobs whose numbers do
+    not depend on each other then are put together, see `can_share_process`.
 
     Args:
         lock: descriptor of the study's lock. Workers inherit it, so the study's folder stays
             locked until the last worker is gone.
+        cpu_jobs: how many jobs share a worker on the CPU. More than one is no faster, since threads
+            of Python wait for each other; tests use it.
+        on_log: called with what workers log, in a thread.
 
     """
 
-    def __init__(self, lock: int) -> None:
-        self._lock = lock
+    def __init__(
+        self,
+        lock: int | None = None,
+        cpu_jobs: int = 1,
+        on_log: Callable[[LogLine], None] = log,
+    ) -> None:
+        self._lock, self._cpu_jobs, self._on_log = lock, cpu_jobs, on_log
         self._workers: list[Worker] = []
-        self._idle: list[Worker] = []
+
+    def prepare(self, out: Path, where: Where) -> Sequence[str]:  # noqa: ARG002 (Ray needs it)
+        """Return the devices of this machine; refuse one that is not there."""
+        if where.device is not None:
+            find_device(where.device)
+        return find_devices(where.device, torch.cuda.device_count(), where.ranks)
 
     def submit(self, job: Job) -> Iterator[Event]:
-        """Hand the job to an idle worker, or to a new one; return its events.
+        """Hand the job to a worker with room for it, or to a new one; return its events.
 
         Linux kills a worker when the thread that started it ends: call this in one that outlives
         the job.
         """
-        self._idle = [worker for worker in self._idle if worker.poll() is None]
-        reuse = self._idle and job.where.device == "cpu"
-        worker = self._idle.pop() if reuse else self._start_worker(job.where.threads)
-        stdin = cast(IO[bytes], worker.stdin)
-        with suppress(BrokenPipeError):  # the worker is dead, which `_events` reports
-            pickle.dump(job, stdin)
-            stdin.flush()
-        return self._events(job, worker)
-
-    def _start_worker(self, threads: int | None) -> Worker:
-        worker = subprocess.Popen(
-            [sys.executable, "-c", START],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[self._lock],
-            env={**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})},
-        )
+        for worker in self._workers:
+            if (events := worker.submit(job)) is not None:
+                return events
+        worker = Worker(job, self._lock, self._cpu_jobs, self._on_log)
         self._workers.append(worker)
-        return worker
-
-    def _events(self, job: Job, worker: Worker) -> Iterator[Event]:
-        stdout = cast(IO[bytes], worker.stdout)
-        try:
-            while isinstance(reply := pickle.load(stdout), Record | LogLine):  # noqa: S301 (ours)
-                if isinstance(reply, LogLine):
-                    LOGGER.log(reply.level, "%s", reply.text)
-                else:
-                    yield reply
-        except (EOFError, pickle.UnpicklingError):
-            raise WorkerDied(job, _exit_code(worker)) from None
-        if job.where.device == "cpu":
-            self._idle.append(worker)
-        else:  # end it: an idle worker would keep memory of the GPU
-            worker.communicate()
-        if isinstance(reply, Exception):
-            raise reply
-        yield reply
+        return cast(Iterator[Event], worker.submit(job))
 
     def close(self) -> None:
         """Have every worker save a checkpoint and end; an interrupt meanwhile kills them."""
         try:
             for worker in self._workers:
-                worker.terminate()
+                worker.process.terminate()
             deadline = time.monotonic() + PATIENCE
             for worker in self._workers:
                 with suppress(subprocess.TimeoutExpired):
-                    worker.wait(max(0.0, deadline - time.monotonic()))
+                    worker.process.wait(max(0.0, deadline - time.monotonic()))
         finally:
             for worker in self._workers:
-                with suppress(BrokenPipeError), worker:  # leaving it closes its pipes and waits
-                    worker.kill()
+                worker.kill()
 
 
-def _exit_code(worker: Worker) -> int:
-    """Return the exit code of a worker that has closed its stdout; kill it if it does not end."""
-    try:
-        return worker.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-        return worker.wait()
+class Worker:
+    """A process that runs jobs, each in a thread of its own, and the replies to them.
+
+    Args:
+        job: the first job; later ones need the same device and number of threads. A job with
+            several ranks has a worker of its own, which is torchrun.
+        lock: a descriptor to inherit.
+        cpu_jobs: how many jobs it may run at a time on the CPU.
+        on_log: called with what it logs, in a thread.
+
+    """
+
+    def __init__(
+        self, job: Job, lock: int | None, cpu_jobs: int, on_log: Callable[[LogLine], None]
+    ) -> None:
+        where = job.where
+        self._device, self._ranks, self._on_log = where.device, where.ranks, on_log
+        self._on_cpu = where.device == "cpu"
+        self._room = cpu_jobs if self._on_cpu else round(1 / SMALLEST_SHARE)
+        self._shared = True
+        self._given = 0
+        self._replies: dict[int, SimpleQueue[Event | Exception | str]] = {}
+        """Where the replies to each running job go."""
+        self._end: str | None = None
+        """How the process ended; or why it takes no job any more."""
+        self._mutex = Lock()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", *(_launch(job) if where.ranks > 1 else (WORKER,))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[] if lock is None else [lock],
+            env=_environment(where),
+        )
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def submit(self, job: Job) -> Iterator[Event] | None:
+        """Send the job and return its events; None if this worker is not for it, or has no room."""
+        shares = can_share_process(job.recipe) and not job.alone
+        with self._mutex:
+            number = self._given
+            if number and not self._has_room(job, shares):
+                return None
+            self._given += 1
+            self._shared = shares
+            self._replies[number] = SimpleQueue()
+            if self._end is not None:  # it has died already
+                self._replies[number].put(self._end)
+        if self._ranks == 1:
+            stdin = cast(IO[bytes], self.process.stdin)
+            with suppress(BrokenPipeError):  # it is dead, which `_read` finds
+                pickle.dump((number, job), stdin)
+                stdin.flush()
+        return self._events(job, number)
+
+    def _has_room(self, job: Job, shares: bool) -> bool:
+        """Return whether the process can run one more job, beside those that it runs."""
+        if self._end is not None or self.process.poll() is not None:
+            return False
+        if self._ranks > 1 or job.where.ranks > 1 or job.where.device != self._device:
+            return False
+        running = len(self._replies)
+        return not running or (self._shared and shares and running < self._room)
+
+    def _events(self, job: Job, number: int) -> Iterator[Event]:
+        while isinstance(reply := self._replies[number].get(), Record):
+            yield reply
+        with self._mutex:
+            del self._replies[number]
+            ends = not self._replies and not (self._on_cpu and self._ranks == 1)
+            if ends and self._end is None:
+                self._end = "it is ending"
+        if isinstance(reply, str):
+            self.kill()
+            raise WorkerDied(job.name, reply)
+        if ends:  # an idle one would keep memory of the GPU
+            self._close_stdin()
+            self.process.wait()
+            self.kill()
+        if isinstance(reply, Exception):
+            raise reply
+        yield reply
+
+    def _read(self) -> None:
+        """Put each reply where its job's events are read; at the end tell all that are left."""
+        stdout = cast(IO[bytes], self.process.stdout)
+        with suppress(EOFError, pickle.UnpicklingError):
+            while True:
+                number, reply = pickle.load(stdout)  # noqa: S301 (ours)
+                if isinstance(reply, LogLine):
+                    self._on_log(reply)
+                else:
+                    self._replies[number].put(reply)
+        end = describe_exit(self._exit_code())
+        with self._mutex:
+            self._end = end
+            for replies in self._replies.values():
+                replies.put(end)
+
+    def _exit_code(self) -> int:
+        """Return the exit code, after stdout is closed; kill a process that does not end."""
+        try:
+            return self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+    def _close_stdin(self) -> None:
+        with suppress(BrokenPipeError):
+            cast(IO[bytes], self.process.stdin).close()
+
+    def kill(self) -> None:
+        """End the process at once, and close its pipes."""
+        self.process.kill()
+        self._close_stdin()
+        self.process.wait()
+        self._reader.join(PATIENCE)
+        cast(IO[bytes], self.process.stdout).close()
+
+
+def _launch(job: Job) -> tuple[str, ...]:
+    """Return the words after ``python -c`` that start a job on several ranks.
+
+    The GPUs that ranks see are those of the job (`_environment`), so any of them will do.
+    """
+    device = job.where.device if job.where.device == "cpu" else "cuda"
+    sent = pickle.dumps(replace(job, where=replace(job.where, device=device)))
+    return (
+        *(TORCHRUN, "--standalone", f"--nproc-per-node={job.where.ranks}"),
+        "--signals-to-handle=SIGTERM",
+        *("--no-python", sys.executable, "-c", WORKER, b64encode(sent).decode()),
+    )
+
+
+def _environment(where: Where) -> dict[str, str]:
+    """Return the environment of a worker: its number of threads, and the GPUs of its ranks."""
+    changes = {"OMP_NUM_THREADS": str(where.threads)} if where.threads else {}
+    if where.ranks > 1 and where.device is not None and where.device.startswith("cuda:"):
+        chosen = where.device.removeprefix("cuda:").split(",")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [str(number) for number in range(1024)]
+        changes["CUDA_VISIBLE_DEVICES"] = ",".join(names[int(number)] for number in chosen)
+    return {**os.environ, **changes}

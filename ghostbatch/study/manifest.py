@@ -9,8 +9,8 @@ from typing import Any
 from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
 from ghostbatch.recipe import Recipe
+from ghostbatch.study.declare import Cell, Row, Study
 from ghostbatch.study.instruments import Instrument
-from ghostbatch.study.studies import Cell, Row, Study
 
 NAME = "study.json"
 
@@ -18,9 +18,8 @@ NAME = "study.json"
 def held_part(study: Study, cells: Sequence[Cell], earlier: Study | None) -> Study:
     """Return the study with only the rows, columns and seeds of ``cells`` and of ``earlier``."""
     earlier = earlier or Study(study.name, seeds=())
-    if earlier.name != study.name:
-        problem = f"the folder holds the study {earlier.name}"
-        raise InputError("out", problem, "choose another folder")
+    if (found := _mismatch(study, earlier)) is not None:
+        raise InputError("out", f"the folder holds {found}", "choose another folder")
     held = {(row, column) for row, entry in earlier.rows.items() for column in entry.columns}
     held |= {(cell.row, cell.column) for cell in cells}
     rows = {}
@@ -30,6 +29,25 @@ def held_part(study: Study, cells: Sequence[Cell], earlier: Study | None) -> Stu
             rows[name] = replace(row, columns=columns)
     seeds = {*earlier.seeds, *(cell.recipe.seed for cell in cells)}
     return replace(study, rows=rows, seeds=tuple(sorted(seeds)))
+
+
+def _mismatch(study: Study, earlier: Study) -> str | None:
+    """Return what a folder holds that does not belong to the study; None if all does.
+
+    Another scale, data set or number of held-out images changes the recipes.
+    """
+    if earlier.name != study.name:
+        return f"the study {earlier.name}"
+    if earlier.rows and earlier.scale != study.scale:
+        return f"runs at scale {earlier.scale:g}, not {study.scale:g}"
+    for row, entry in earlier.rows.items():
+        declared = study.rows[row].columns if row in study.rows else {}
+        for column, recipe in entry.columns.items():
+            if column not in declared:
+                return f"{row} {column}, which this study does not have"
+            if fields := declared[column].differences(recipe.as_dict()):
+                return f"{row} {column} of another recipe ({', '.join(fields)} differ)"
+    return None
 
 
 def read_study(folder: Path) -> Study | None:

@@ -2,12 +2,14 @@
 
 A job takes a share of a GPU that grows with the images of one backward pass. Jobs whose shares add
 up to at most 1 run on a GPU side by side, so small ones share it and a large one has it to itself.
-A CPU takes any number of jobs. No more than ``jobs`` run at a time, over all devices. Where
-a job runs does not change its numbers.
+A CPU takes any number of jobs, and so does "cuda": which GPU that is, Ray decides. No more than
+``jobs`` run at a time, over all devices. Where a job runs does not change its numbers.
 """
 
 from collections.abc import Sequence
 from math import prod
+
+from ghostbatch.errors import InputError
 
 FULL_LOAD = 2**22
 """Pixel values per backward pass that fill a GPU: 1,365 images of CIFAR, 27 of ImageNet."""
@@ -16,15 +18,25 @@ SMALLEST_SHARE = 1 / 16
 """Every process needs some memory and time of its GPU, however small its batch."""
 
 
-def find_devices(device: str | None, gpus: int) -> tuple[str, ...]:
+def find_devices(device: str | None, gpus: int, ranks: int = 1) -> tuple[str, ...]:
     """Return the devices for a study, on a machine with this number of GPUs.
+
+    Each device is for ``ranks`` processes of one job: as many GPUs, or the CPU.
 
     >>> find_devices(None, 2), find_devices("cuda:1", 2), find_devices(None, 0)
     (('cuda:0', 'cuda:1'), ('cuda:1',), ('cpu',))
+    >>> find_devices(None, 5, ranks=2), find_devices("cpu", 5, ranks=2)
+    (('cuda:0,1', 'cuda:2,3'), ('cpu',))
     """
-    if gpus and device in (None, "cuda"):
-        return tuple(f"cuda:{number}" for number in range(gpus))
-    return (device or "cpu",)
+    if not gpus or device not in (None, "cuda"):
+        if ranks > 1 and device is not None and device != "cpu":
+            raise InputError("ranks", f"{ranks} ranks do not run on {device}", "use cuda or cpu")
+        return (device or "cpu",)
+    if gpus < ranks:
+        problem = f"{ranks} ranks need as many GPUs, and there are {gpus}"
+        raise InputError("ranks", problem, "use fewer ranks, or device cpu")
+    starts = range(0, gpus - ranks + 1, ranks)
+    return tuple(f"cuda:{','.join(map(str, range(n, n + ranks)))}" for n in starts)
 
 
 def gpu_share(samples: int, shape: Sequence[int]) -> float:
@@ -56,7 +68,7 @@ class Placement:
         if self.full:
             return None
         device = min(self._shares, key=lambda device: sum(self._shares[device]))
-        if device.startswith("cuda") and sum(self._shares[device]) + share > 1:
+        if device.startswith("cuda:") and sum(self._shares[device]) + share > 1:
             return None
         self._shares[device].append(share)
         return device

@@ -3,24 +3,23 @@
 import errno
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
-import torch
-
 from ghostbatch.data import find_info
 from ghostbatch.errors import InputError, check_positive, check_seconds
 from ghostbatch.files import locked, remove_leftovers
-from ghostbatch.study.executor import Event, Executor, Failure, Job, Where, WorkerDied
+from ghostbatch.study.declare import Cell, Study
+from ghostbatch.study.executor import Event, Executor, Failure, Job, Where, WorkerDied, forward
 from ghostbatch.study.local import LocalExecutor
 from ghostbatch.study.manifest import NAME, held_part, read_study, write_study
-from ghostbatch.study.placement import Placement, find_devices, gpu_share
-from ghostbatch.study.studies import Cell, Study
-from ghostbatch.train import Record, Summary, find_device, intact_summary, read_header
+from ghostbatch.study.placement import Placement, gpu_share
+from ghostbatch.train import Record, Summary, intact_summary, read_header
 
 ATTEMPTS = 3
 """How many workers may die at a cell before it counts as failed."""
@@ -44,6 +43,9 @@ def run_study(
 ) -> list[Failure]:
     """Run cells of a study in its folder, at most ``jobs`` at a time; return those that failed.
 
+    With ``jobs`` 0 they run in this process and this thread, one after another, as in a call of
+    `train`: for notebooks and debuggers. A fault of a cell is then raised here.
+
     Nothing is written if a cell's folder holds a run of another recipe. A cell whose worker dies is
     continued by a new worker, at most `ATTEMPTS` times. A cell that cannot be run, because its
     files are damaged or memory is short, is reported as failed, and the others go on. If all cells
@@ -54,24 +56,25 @@ def run_study(
         study: what ``study.json`` describes.
         cells: those of its cells to run.
         out: the study's folder.
-        jobs: how many cells run side by side, at most.
+        jobs: how many cells run side by side, at most; 0 uses no executor.
         on_event: called in this thread with every record, summary and failure.
         where: where the cells run; several GPUs are used if no single one is named.
         make_executor: given the descriptor of the study's lock, returns what runs the jobs.
 
     """
-    check_positive(jobs=jobs, threads=where.threads, micro=where.micro)
+    check_positive(jobs=jobs or 1, threads=where.threads, micro=where.micro, ranks=where.ranks)
     check_seconds(checkpoint_seconds=where.checkpoint_seconds)
-    if where.device is not None:
-        find_device(where.device)  # refuses one that is not there
+    if not jobs and where.ranks > 1:
+        raise InputError("ranks", "one process is one rank", "use jobs 1 or more")
     held_part(study, cells, read_study(out))  # refuses the folder of another study
     for cell in cells:
         _check_recipe(cell, out)
-    placement = Placement(find_devices(where.device, torch.cuda.device_count()), jobs)
-    with locked(out) as lock, closing(make_executor(lock)) as executor:
+    make = make_executor if jobs else LocalExecutor
+    with locked(out) as lock, closing(make(lock)) as executor:
+        placement = Placement(executor.prepare(out, where), max(1, jobs))
         remove_leftovers(out, owned=(NAME,))
         write_study(held_part(study, cells, read_study(out)), out)
-        return run_cells(cells, out, executor, placement, where, on_event)
+        return run_cells(cells, out, executor if jobs else None, placement, where, on_event)
 
 
 def _check_recipe(cell: Cell, out: Path) -> None:
@@ -94,15 +97,16 @@ def _check_recipe(cell: Cell, out: Path) -> None:
 def run_cells(
     cells: Sequence[Cell],
     out: Path,
-    executor: Executor,
+    executor: Executor | None,
     placement: Placement,
     where: Where,
     on_event: OnEvent,
 ) -> list[Failure]:
     """Run each cell, the first ones first, as soon as a device has room; return the failed ones.
 
-    Cells that have ended are only reported. A cell that follows the distances of another run starts
-    when that run has ended; if it diverged or failed, the cell is left out.
+    Without an executor, they run in this thread. Cells that have ended are only reported. A cell
+    that follows the distances of another run starts when that run has ended; if it diverged or
+    failed, the cell is left out.
     """
     return CellRunner(out, executor, placement, where, on_event).run(cells)
 
@@ -111,7 +115,12 @@ class CellRunner:
     """Submits cells to an executor, and decides what follows from their messages."""
 
     def __init__(
-        self, out: Path, executor: Executor, placement: Placement, where: Where, on_event: OnEvent
+        self,
+        out: Path,
+        executor: Executor | None,
+        placement: Placement,
+        where: Where,
+        on_event: OnEvent,
     ) -> None:
         self._out, self._resolved = out, out.resolve()
         self._executor, self._placement, self._where = executor, placement, where
@@ -164,15 +173,29 @@ class CellRunner:
             if not (micro and recipe.ghost and recipe.batch > micro):
                 micro = None
             share = gpu_share(micro or recipe.batch, shapes[recipe.data, recipe.image_size])
+            if self._where.ranks > 1:
+                share = 1.0
             device = None if recipe.reference in self._unfinished else self._placement.take(share)
             if device is None:
                 self._waiting.append(cell)
                 continue
             self._running[cell] = device, share
             where = replace(self._where, device=device, micro=micro)
-            job = Job(cell.name, recipe, cell.folder(self._out), where)
+            alone = self._deaths[cell] > 0
+            self._start(cell, Job(cell.name, recipe, cell.folder(self._out), where, share, alone))
+
+    def _start(self, cell: Cell, job: Job) -> None:
+        """Submit a job; without an executor, run it in this thread to its end."""
+        if self._executor is not None:
             events = self._executor.submit(job)
-            Thread(target=_forward, args=(cell, events, self._mail), daemon=True).start()
+            put = partial(forward, events, lambda message: self._mail.put((cell, message)))
+            Thread(target=put, daemon=True).start()
+            return
+        try:
+            self._mail.put((cell, job.run(lambda record: self._on_event(cell, record))))
+            self._mail.put((cell, None))
+        except (InputError, OSError) as error:
+            self._mail.put((cell, error))
 
     def _wait_for_a_job(self) -> None:
         """Handle messages until a job has ended; return at once if none is running."""
@@ -231,13 +254,3 @@ def read_ended(folder: Path) -> Summary | None:
     except (InputError, OSError):
         return None
     return intact_summary(folder / "summary.json")
-
-
-def _forward(cell: Cell, events: Iterator[Event], mail: SimpleQueue[tuple[Cell, Message]]) -> None:
-    """Put the events of a job into ``mail``; at the end None, or the exception that it raised."""
-    try:
-        for event in events:
-            mail.put((cell, event))
-        mail.put((cell, None))
-    except Exception as error:  # for the thread that reads the mail to handle
-        mail.put((cell, error))

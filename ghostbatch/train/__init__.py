@@ -1,12 +1,14 @@
 """One run, from recipe to summary."""
 
 from ghostbatch.train.device import find_device
-from ghostbatch.train.estimate import data_bytes, estimate
+from ghostbatch.train.estimate import Pace, data_bytes, estimate, measure_pace
 from ghostbatch.train.header import read_header
 from ghostbatch.train.load import load_run
 from ghostbatch.train.loop import train
 from ghostbatch.train.record import (
+    OnProgress,
     OnRecord,
+    Progress,
     Record,
     Summary,
     intact_summary,
@@ -15,7 +17,10 @@ from ghostbatch.train.record import (
 )
 
 __all__ = [
+    "OnProgress",
     "OnRecord",
+    "Pace",
+    "Progress",
     "Record",
     "Summary",
     "data_bytes",
@@ -23,6 +28,7 @@ __all__ = [
     "find_device",
     "intact_summary",
     "load_run",
+    "measure_pace",
     "read_header",
     "read_records",
     "read_summary",

@@ -7,6 +7,8 @@ import torch
 
 from ghostbatch.data import Feed, MicroBatch, TensorFeed
 from ghostbatch.errors import InputError
+from ghostbatch.nn import MODELS
+from ghostbatch.train.device import PROCESS
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import BatchSplit
 from ghostbatch.train.state import State
@@ -33,10 +35,16 @@ class CapturedUpdate(Update):
     def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
         super().__init__(state, feed, split, ranks)
         self._draws = self.feed.draw(state.update).to(state.device)
-        self._stream: Any = torch.cuda.Stream(state.device)
+        # A run in a thread has a stream of its own already. A new one could be that of another run:
+        # PyTorch has 32 streams, and gives them out in turn.
+        self._stream: Any = torch.cuda.current_stream(state.device)
+        if self._stream == torch.cuda.default_stream(state.device):
+            self._stream = torch.cuda.Stream(state.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._constants: list[Any] = []
         self._eager_updates = 0
+        self._draws_by_itself = True
+        """Whether the network draws random numbers on the GPU; supposed until it is known."""
         self._stays_eager = False
         self._seeded = torch.get_rng_state()
 
@@ -45,7 +53,8 @@ class CapturedUpdate(Update):
         super().prepare(stop)
         drawn = self.feed.draw(self.state.update)
         self._draws.copy_(drawn.pin_memory(), non_blocking=True)
-        super().seed_draws(self.positions[0].start)
+        if self._draws_by_itself:
+            super().seed_draws(self.positions[0].start)
 
     def batches(self) -> Iterator[MicroBatch]:
         """Yield the micro-batches that `_draws` describes."""
@@ -73,8 +82,9 @@ class CapturedUpdate(Update):
         """Return the graph of an update; refuse a network that cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads of this process may use the GPU meanwhile.
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            # Other threads of this process may use the GPU meanwhile, but not capture.
+            capture = torch.cuda.graph(graph, None, self._stream, capture_error_mode="thread_local")
+            with PROCESS, capture:
                 super().compute()
         except torch.OutOfMemoryError:
             raise
@@ -95,10 +105,12 @@ class CapturedUpdate(Update):
         with torch.cuda.stream(self._stream):
             super().compute()
         here.wait_stream(self._stream)
+        if self.recipe.model in MODELS:  # draws nothing; a run beside it may
+            return
         index = torch.cuda.current_device() if device.index is None else device.index
-        draws = torch.cuda.default_generators[index].get_offset() > 0
+        self._draws_by_itself = torch.cuda.default_generators[index].get_offset() > 0
         # One graph has one seed, and nothing of what the host draws.
-        several = draws and len(self.positions) > 1
+        several = self._draws_by_itself and len(self.positions) > 1
         self._stays_eager = several or not torch.equal(torch.get_rng_state(), self._seeded)
 
     def close(self) -> None:
@@ -110,8 +122,9 @@ class CapturedUpdate(Update):
 def choose_update(state: State, feed: Feed, ranks: Ranks, capture: bool = True) -> type[Update]:
     """Return the kind of update of a run: a CUDA graph on one GPU with the data on it, if wanted.
 
-    fp64 has no graph, see `State`.
+    fp64 has no graph, see `State`. Neither has dropconnect: its masks were never tried in one.
     """
     on_one_gpu = state.device.type == "cuda" and ranks.world == 1 and isinstance(feed, TensorFeed)
-    fits = on_one_gpu and state.plan.recipe.precision != "fp64"
+    recipe = state.plan.recipe
+    fits = on_one_gpu and recipe.precision != "fp64" and not recipe.dropconnect
     return CapturedUpdate if capture and fits else Update

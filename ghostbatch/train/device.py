@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 import torch
 
@@ -10,6 +11,10 @@ from ghostbatch.errors import InputError, RankLocalError
 
 READ_EVERY = {"cpu": 1, "cuda": 20}
 """The devices, and updates between two readings of the monitor there: each waits for the GPU."""
+
+PROCESS = Lock()
+"""Held while a run needs to be the only one of this process, where others may run in threads: while
+it draws from PyTorch's default generators, captures a CUDA graph or empties the GPU's cache."""
 
 
 def find_device(name: str | torch.device | None) -> torch.device:

@@ -1,13 +1,18 @@
 """Loss and accuracy on the test set, and the check that a network has an output for every class."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from ghostbatch.data import Info
+from ghostbatch.data import Feed, Info
 from ghostbatch.errors import InputError
+from ghostbatch.nn import convertible, recalibrate
+from ghostbatch.nn.cross_rank import CrossRankBatchNorm
+from ghostbatch.recipe import Plan
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.state import State, autocast, parameter_dtype
 
@@ -39,6 +44,50 @@ def evaluate(
     model.train(training)
     loss, correct, samples = ranks.sum(sums).tolist()
     return loss / samples, 100 * correct / samples
+
+
+RECALIBRATION_IMAGES = 50_000
+"""Largest number of training images for the averages of `recalibration_batches`."""
+
+
+def recalibration_batches(
+    feed: Feed, plan: Plan, done: int, positions: Sequence[slice]
+) -> Iterator[Tensor]:
+    """Yield ``positions`` of the first batches of a run that has done so many, for `recalibrate`.
+
+    They are in the run's order and with its augmentation: one pass over the training set, or
+    `RECALIBRATION_IMAGES` images, at most, but at least one batch.
+    """
+    batches = min(plan.samples, RECALIBRATION_IMAGES) // plan.recipe.batch
+    for update in range(max(1, min(batches, done))):
+        for micro in feed.micro_batches(update, positions):
+            yield micro.images
+
+
+def can_recalibrate(model: nn.Module) -> bool:
+    """Return whether the model has running statistics, all of them in norm layers of known kinds.
+
+    A subclass of BatchNorm that we do not know may need a momentum, which `recalibrate` removes.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    known = set(convertible(model))
+    return bool(norms) and all(n in known or isinstance(n, CrossRankBatchNorm) for n in norms)
+
+
+@contextmanager
+def population_statistics(
+    model: nn.Module, batches: Iterable[Tensor], arithmetic: torch.autocast
+) -> Iterator[None]:
+    """Use running statistics averaged over ``batches``; put back the model's own at the end."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        with arithmetic:
+            recalibrate(model, batches)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
 
 
 @torch.no_grad()

@@ -4,15 +4,30 @@ import time
 from math import isfinite
 from typing import Any
 
+import torch
+
 from ghostbatch.data import Feed, FolderFeed
 from ghostbatch.nn import sync_statistics
 from ghostbatch.train.divergence import find_nonfinite
-from ghostbatch.train.evaluate import evaluate
+from ghostbatch.train.evaluate import (
+    can_recalibrate,
+    evaluate,
+    population_statistics,
+    recalibration_batches,
+)
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.monitor import Reading
 from ghostbatch.train.ranks import Ranks
-from ghostbatch.train.record import OnRecord, Record, Recorder, Status, Summary
+from ghostbatch.train.record import (
+    OnProgress,
+    OnRecord,
+    Progress,
+    Record,
+    Recorder,
+    Status,
+    Summary,
+)
 from ghostbatch.train.split import BatchSplit, evaluation_remedy
 from ghostbatch.train.state import State, autocast
 from ghostbatch.train.update import Update
@@ -33,15 +48,31 @@ class Journal:
         checkpoint_seconds: float,
         checkpoint_updates: int | None,
         on_record: OnRecord | None,
+        on_progress: OnProgress | None,
     ) -> None:
         self.state, self.feed, self.ranks, self.folder = state, feed, ranks, folder
         self.split = split
         self.plan = state.plan
         self.checkpoint_seconds, self.checkpoint_updates = checkpoint_seconds, checkpoint_updates
         self.recorder = Recorder(folder.metrics, kept_bytes, on_record) if ranks.rank == 0 else None
+        self._on_progress = on_progress if ranks.rank == 0 else None
         self._validation: Record | None = None
         self._began = time.monotonic() - state.seconds
         self._saved = (time.monotonic(), state.update)
+
+    def show_progress(self, engine: str) -> None:
+        """Call ``on_progress``; ``engine`` is what computes the updates."""
+        if self._on_progress is not None:
+            self._on_progress(
+                Progress(
+                    plan=self.plan,
+                    device=str(self.state.device),
+                    threads=torch.get_num_threads(),
+                    engine=engine,
+                    update=self.state.update,
+                    end=self.state.end,
+                )
+            )
 
     def record_training(self) -> None:
         """Record the means over the updates since the last training record."""
@@ -56,14 +87,31 @@ class Journal:
 
     def record_validation(self) -> Record:
         """Evaluate on the test set, record and return the result."""
+        loss, accuracy = self._evaluate()
+        self._validation = self._write(split="validation", loss=loss, accuracy=accuracy)
+        return self._validation
+
+    def _evaluate(self) -> tuple[float, float]:
+        """Return loss and accuracy on the test set."""
         batches = self.feed.test_batches(start=self.ranks.rank, step=self.ranks.world)
         arithmetic = autocast(self.plan.recipe, self.state.device)
         shard = min(self.split.eval_shard or self.feed.test_batch, self.feed.test_batch)
         problem = f"an evaluation of {shard} samples at a time does not fit into the memory"
         with explain_faults("micro", problem, evaluation_remedy(self.split, shard)):
-            loss, accuracy = evaluate(self.state.model, batches, arithmetic, self.ranks, shard)
-        self._validation = self._write(split="validation", loss=loss, accuracy=accuracy)
-        return self._validation
+            return evaluate(self.state.model, batches, arithmetic, self.ranks, shard)
+
+    def _evaluate_recalibrated(self) -> float | None:
+        """Return the accuracy with running statistics averaged over the training set.
+
+        The model's own are put back. Return None if they cannot be averaged.
+        """
+        model = self.state.model
+        if not can_recalibrate(model):
+            return None
+        positions = self.split.positions(self.ranks.rank)
+        batches = recalibration_batches(self.feed, self.plan, self.state.update, positions)
+        with population_statistics(model, batches, autocast(self.plan.recipe, self.state.device)):
+            return self._evaluate()[1]
 
     def _write(self, **measured: Any) -> Record:
         done = self.state.update
@@ -98,7 +146,7 @@ class Journal:
         """Evaluate once more, write the summary and return it."""
         last = self.record_validation()
         if isfinite(last.loss) and isfinite(last.distance):
-            return self._end(last, "finished")
+            return self._end(last, "finished", recalibrated=self._evaluate_recalibrated())
         problem = f"update {last.update} left weights that are not finite; lower regime.lr"
         return self._end(last, "diverged", problem)
 
@@ -111,9 +159,11 @@ class Journal:
             last = self.record_validation()
         # The current gradients are clipped, and on a GPU may belong to a later update.
         update.prepare()
-        update.compute_gradients()
-        inputs = (micro.images for micro in update.micro_batches())
-        found = find_nonfinite(self.state.model, inputs, update.autocast)
+        with update.dropconnect.masked():
+            update.compute_gradients()
+            update.show_gradients()
+            inputs = (micro.images for micro in update.micro_batches())
+            found = find_nonfinite(self.state.model, inputs, update.autocast)
         sync_statistics(self.state.model)
         first = self.ranks.min_over_ranks(found)
         where = f", first in the {first.what}" if first else ""
@@ -122,7 +172,13 @@ class Journal:
         reason = f"update {self.state.update + 1}: {reading.problem}{where}; {remedy}"
         return self._end(last, "diverged", reason)
 
-    def _end(self, last: Record, status: Status, reason: str | None = None) -> Summary:
+    def _end(
+        self,
+        last: Record,
+        status: Status,
+        reason: str | None = None,
+        recalibrated: float | None = None,
+    ) -> Summary:
         """Write the summary, when all records are on the disk: it comes last of all files."""
         self._share_skipped()
         skipped = self.state.skipped.parts
@@ -137,6 +193,8 @@ class Journal:
             reason=reason,
             skipped_images=len(skipped["train"]),
             skipped_test_images=len(skipped["test"]),
+            recalibrated_accuracy=recalibrated,
+            held_out=self.plan.recipe.holdout > 0,
         )
 
         def write() -> Summary:

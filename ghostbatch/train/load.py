@@ -4,7 +4,7 @@ import copy
 import warnings
 from contextlib import closing
 from dataclasses import dataclass
-from math import ceil, isclose
+from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.nn import recalibrate, to_ghost
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.checkpoint import Checkpoints
-from ghostbatch.train.evaluate import evaluate
+from ghostbatch.train.evaluate import evaluate, recalibration_batches
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.header import Header, check_data, read_header
 from ghostbatch.train.ranks import Ranks
@@ -110,9 +110,9 @@ def _read_info(header: dict[str, Any], recipe: Recipe) -> Info:
     """Return the sizes of the run's data, from its header if that has them."""
     sizes = header.get("data")
     if sizes is None:
-        return find_info(recipe.data, recipe.image_size)
-    shape = tuple(sizes["shape"])
-    return Info(sizes["samples"], sizes["test_samples"], sizes["classes"], shape)
+        return find_info(recipe.data, recipe.image_size, recipe.holdout)
+    counts = (sizes["samples"], sizes["test_samples"], sizes["classes"])
+    return Info(*counts, tuple(sizes["shape"]), recipe.holdout > 0)
 
 
 def evaluate_run(
@@ -125,13 +125,13 @@ def evaluate_run(
     """Evaluate a run's network on its test set; refuse data that have changed since the run.
 
     Images that cannot be read are left out, with a warning. With ``recalibrated`` the running
-    statistics are first replaced by their averages over the ghosts of the run's first batches,
-    which hold every training image at least once.
+    statistics are first replaced by their averages over `recalibration_batches`, as at the end of
+    the run itself.
     """
     recipe = run.recipe
     model = copy.deepcopy(run.model).to(device)
     arithmetic = autocast(recipe, device)
-    data = load(recipe.data, data_dir, image_size=recipe.image_size)
+    data = load(recipe.data, data_dir, image_size=recipe.image_size, holdout=recipe.holdout)
     check_data(run.header, fingerprint_of(data))
     feed = open_feed(
         data,
@@ -149,9 +149,7 @@ def evaluate_run(
         if recalibrated:
             if recipe.ghost is not None:
                 to_ghost(model, recipe.ghost)
-            updates, batch = range(ceil(run.info.samples / recipe.batch)), slice(0, recipe.batch)
             with arithmetic:
-                recalibrate(
-                    model, (m.images for u in updates for m in feed.micro_batches(u, [batch]))
-                )
+                batch = [slice(0, recipe.batch)]
+                recalibrate(model, recalibration_batches(feed, run.plan, run.update, batch))
         return Evaluation(*evaluate(model, feed.test_batches(), arithmetic, Ranks(), at_a_time))

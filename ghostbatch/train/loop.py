@@ -30,11 +30,11 @@ from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.journal import Journal
 from ghostbatch.train.ranks import TIMEOUT, Ranks, joined
-from ghostbatch.train.record import OnRecord, Summary
+from ghostbatch.train.record import OnProgress, OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
 from ghostbatch.train.split import BatchSplit, memory_remedy, split_batch
-from ghostbatch.train.state import State, parameter_dtype, use_gpu_layers
+from ghostbatch.train.state import State, can_share_process, image_format, use_gpu_layers
 from ghostbatch.train.temporary import temporary_folder
 from ghostbatch.train.update import Update
 
@@ -60,6 +60,8 @@ def train(
     capture: bool = True,
     deterministic: bool = False,
     on_record: OnRecord | None = None,
+    on_progress: OnProgress | None = None,
+    should_stop: Callable[[], bool] | None = None,
     timeout: float = TIMEOUT,
 ) -> Summary:
     """Run a recipe to its end, or continue the run that its folder holds; return the summary.
@@ -86,6 +88,10 @@ def train(
             the host what their forward does.
         deterministic: on a GPU, use only algorithms that repeat their bits; slower.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
+        on_progress: called on the first rank before the first update and then at least every
+            `READ_EVERY` updates; not called if the run had ended already.
+        should_stop: asked between updates, for runs in threads, which receive no signals; True
+            saves a checkpoint and raises `ghostbatch.stop.Stopped`.
         timeout: seconds that ranks wait for each other before the run ends; inside a process group
             that exists already, its own time-out counts.
 
@@ -103,7 +109,7 @@ def train(
     generators = [] if where.type == "cpu" else [where]
     with (
         joined(where, timeout) as ranks,
-        torch.random.fork_rng(devices=generators),
+        torch.random.fork_rng(devices=generators, enabled=not can_share_process(recipe)),
         cudnn_choice(deterministic),
     ):
         data = _load(recipe, data_dir, download, ranks)
@@ -120,11 +126,12 @@ def train(
             checkpoint_seconds=checkpoint_seconds,
             checkpoint_updates=checkpoint_updates,
             on_record=on_record,
+            on_progress=on_progress,
         )
         with _open_folder(plan, out, ranks) as folder:
             return _continue(
                 *(state, data, split, ranks, folder, make_feed, make_journal),
-                *(threads, evaluations, capture),
+                *(threads, evaluations, capture, should_stop),
             )
 
 
@@ -139,6 +146,7 @@ def _continue(
     threads: int | None,
     evaluations: int,
     capture: bool,
+    should_stop: Callable[[], bool] | None,
 ) -> Summary:
     """Restore the state that the folder holds, if any, and run to the end; return the summary."""
     if (ended := ranks.on_rank_zero(folder.summary)) is not None:
@@ -157,8 +165,8 @@ def _continue(
             seed=recipe.seed,
             augment=recipe.augment,
             device=device,
-            dtype=parameter_dtype(recipe),
             skipped=state.skipped,
+            **image_format(state.model, recipe, device),
         )
     count = threads or torch.get_num_threads()
     kind = choose_update(state, feed, ranks, capture)
@@ -171,7 +179,7 @@ def _continue(
         thread_count(ranks.on_rank_zero(lambda: folder.begin(device, count, data, **how))),
         closing(kind(state, feed, split, ranks)) as update,
         closing(make_journal(state, feed, split, ranks, folder, kept_bytes)) as journal,
-        Signals(launched=ranks.world > 1) as signals,
+        Signals(ranks.world > 1, should_stop) as signals,
     ):
         return _run(update, journal, signals, evaluations)
 
@@ -179,12 +187,13 @@ def _continue(
 def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -> Summary:
     """Update until the end; log, evaluate and save on the way; return the summary."""
     state = update.state
-    log_updates, eval_updates = _schedule(state.plan.updates, evaluations)
+    log_updates, eval_updates = schedule(state.plan.updates, evaluations)
     read_every = min(most := READ_EVERY[state.device.type], journal.checkpoint_updates or most)
+    journal.show_progress(update.engine)
     if state.update == 0:
         journal.record_validation()
     while state.update < state.end:
-        stop = signals.noted is not None
+        stop = signals.stop
         update(stop=stop)
         last = state.update == state.end
         log = last or state.update in log_updates or state.update in state.drops
@@ -194,6 +203,7 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
         reading = state.monitor.read()
         if reading.problem is not None:
             return journal.give_up(reading, update)
+        journal.show_progress(update.engine)
         if log:
             journal.record_training()
         if state.update in eval_updates and not last:  # the last evaluation follows the checkpoint
@@ -206,7 +216,7 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
     return journal.end()
 
 
-def _schedule(updates: int, evaluations: int) -> tuple[set[int], set[int]]:
+def schedule(updates: int, evaluations: int) -> tuple[set[int], set[int]]:
     """Return the updates after which training is logged, and those after which it is evaluated."""
     evenly = {round(updates * k / evaluations) for k in range(1, evaluations + 1)}
     eval_updates = evenly | set(log_spaced(updates, per_decade=4))
@@ -236,7 +246,7 @@ def _load(recipe: Recipe, data_dir: str | Path | None, download: bool, ranks: Ra
 
     def ask() -> Data:
         with explain_faults("data", *_data_does_not_fit(recipe, torch.device("cpu"))):
-            return load(recipe.data, data_dir, download, recipe.image_size)
+            return load(recipe.data, data_dir, download, recipe.image_size, recipe.holdout)
 
     return ranks.all_or_none(ask)
 

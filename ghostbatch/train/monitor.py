@@ -4,7 +4,7 @@ Reading a number from a GPU waits for it, so an update only adds to tensors here
 `Monitor.read` and `Monitor.means` when it logs.
 """
 
-from math import isfinite, isnan
+from math import inf, isfinite, isnan
 from typing import Any, NamedTuple
 
 import torch
@@ -40,18 +40,16 @@ class Monitor:
     """
 
     def __init__(self, clip: float | None, device: torch.device | str = "cpu") -> None:
-        def scalar(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.tensor(value, dtype=dtype, device=device)
-
-        self._clip = scalar(torch.inf if clip is None else clip)
-        self._sums = torch.zeros(len(MEANS) + 1, dtype=torch.float64, device=device)
-        self._one, self._zero = scalar(1.0), scalar(0.0)
-        self._first = scalar(torch.nan)  # loss of the first update
-        self._above = scalar(0.0)  # consecutive updates with a loss far above it
-        self._last = torch.zeros(2, dtype=torch.float64, device=device)  # loss and gradient norm
-        self._skipped = scalar(0.0)
-        self._stop = scalar(0.0)
-        self.diverged = scalar(0.0, torch.float32)
+        self.numbers = torch.zeros(11, dtype=torch.float64, device=device)
+        """In this order: sums of `MEANS` and of updates; the loss of the first update; consecutive
+        updates with a loss far above it; the last loss and gradient norm; skipped updates; requests
+        to stop. `judge_kernel` knows the order, too."""
+        self._sums, self._first, self._above, self._last, self._skipped, self._stop = (
+            self.numbers.split([len(MEANS) + 1, 1, 1, 2, 1, 1])
+        )
+        self._first.fill_(torch.nan)
+        self._clip = inf if clip is None else clip
+        self.diverged = torch.zeros((), device=device)
         """1 from the update at which the run diverged, else 0."""
 
     def add(self, loss: Tensor, accuracy: Tensor, norm: Tensor, stop: Tensor) -> None:
@@ -60,14 +58,14 @@ class Monitor:
         All are 0-dimensional float64 tensors. After divergence only requests to stop count.
         """
         live = self.diverged == 0
-        values = torch.stack([loss, accuracy, norm, (norm > self._clip).double(), self._one])
-        self._sums.add_(torch.where(live, values, self._zero))
+        values = torch.stack([loss, accuracy, norm, norm > self._clip, torch.ones_like(loss)])
+        self._sums.add_(torch.where(live, values, 0.0))
         self._last.copy_(torch.where(live, torch.stack([loss, norm]), self._last))
         finite = loss.isfinite() & norm.isfinite()
         self._first.copy_(torch.where(self._first.isnan() & finite, loss, self._first))
         far = loss > FAR * self._first
         self._above.copy_(torch.where(live, (self._above + 1) * far, self._above))
-        self.diverged.copy_(~(live & finite & (self._above < PATIENCE)))
+        self.diverged.copy_(~(live & finite & (self._above < PATIENCE)).squeeze())
         self._skipped.add_(self.diverged)
         self._stop.add_(stop)
 
@@ -76,8 +74,8 @@ class Monitor:
 
         Waits for the device.
         """
-        numbers = (self.diverged, self._skipped, self._stop, *self._last)
-        diverged, skipped, stop, loss, norm = torch.stack([n.double() for n in numbers]).tolist()
+        *_, loss, norm, skipped, stop = self.numbers.tolist()
+        diverged = skipped > 0
         self._stop.zero_()
         return Reading(_problem(loss, norm) if diverged else None, int(skipped), stop > 0)
 

@@ -21,6 +21,7 @@ from ghostbatch.files import (
     read_regular,
     to_checked_json,
 )
+from ghostbatch.recipe import Plan
 
 Split = Literal["train", "validation"]
 Status = Literal["finished", "diverged"]
@@ -35,7 +36,7 @@ class Record:
     epoch: float
     """Passes over the training set done."""
     split: Split
-    """"train": means over the updates since the last one; "validation": the test set."""
+    """"train": means since the last one; "validation": on the test set, or the held-out images."""
     loss: float
     accuracy: float
     """In percent."""
@@ -67,10 +68,31 @@ class Summary:
     """Training images that could not be read and were replaced by others."""
     skipped_test_images: int = 0
     """Test images that could not be read and were left out of the accuracy."""
+    recalibrated_accuracy: float | None = None
+    """The accuracy with running statistics averaged over the training set; None if unknown."""
+    held_out: bool = False
+    """Whether the accuracies and the loss are on held-out training images, not on the test set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is, and how it computes. The first one of a run says where it begins."""
+
+    plan: Plan
+    device: str
+    threads: int
+    """CPU threads."""
+    engine: str
+    """How an update is computed: "eager" or "cuda graph"."""
+    update: int
+    """Updates done."""
+    end: int
+    """Updates in all; with hold "distance" an upper bound until the last drop."""
 
 
 Result = TypeVar("Result", Record, Summary)
 OnRecord = Callable[[Record], None]
+OnProgress = Callable[[Progress], None]
 
 
 class Recorder:

@@ -1,12 +1,13 @@
-"""Stop signals during a run: handled after the current update is finished and saved."""
+"""What asks a run to stop, handled after the current update is finished and saved."""
 
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ghostbatch.stop import STOP_SIGNALS
+from ghostbatch.stop import STOP_SIGNALS, Stopped
 
 REPEATED = 1.0
 """Seconds within which a launcher may repeat a signal that its ranks have already received."""
@@ -17,11 +18,15 @@ class Signals:
 
     Args:
         launched: whether a launcher such as torchrun passes the terminal's signals on to its ranks.
+        should_stop: asked between updates; for runs in other threads, which receive no signals.
 
     """
 
-    def __init__(self, launched: bool = False) -> None:
+    def __init__(
+        self, launched: bool = False, should_stop: Callable[[], bool] | None = None
+    ) -> None:
         self.noted: int | None = None
+        self._should_stop = should_stop
         self._noted_at = 0.0
         self._launched = launched
         self._handlers: dict[int, Any] = {}
@@ -42,8 +47,15 @@ class Signals:
         if self.noted is not None and kind is None:
             self.raise_noted()
 
+    @property
+    def stop(self) -> bool:
+        """Whether the run is to save and stop."""
+        return self.noted is not None or (self._should_stop is not None and self._should_stop())
+
     def raise_noted(self) -> None:
-        """Raise the noted signal with the original handlers, after everything is saved."""
+        """Raise the noted signal with the original handlers, or `Stopped`, after the checkpoint."""
+        if self.noted is None and self._should_stop is not None:
+            raise Stopped
         number = self.noted or signal.SIGTERM  # none was noted here: another rank got it
         self.noted = None
         self._restore()

@@ -1,11 +1,13 @@
 """The state of a run: everything that a checkpoint holds."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ghostbatch.data import Info, SkippedImages
+from ghostbatch.data import Info, SkippedImages, is_folder
 from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
 from ghostbatch.draws import key
 from ghostbatch.errors import InputError
@@ -16,16 +18,19 @@ from ghostbatch.nn import (
     convertible,
     find_model,
     fold_convolutions,
+    initialise_glorot,
     join_gradients,
     key_dropout,
     to_ghost,
     unconvertible,
 )
+from ghostbatch.nn.fold import PatchConv2d
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.ops import backend_name
 from ghostbatch.ops.running.groups import ranks_in
 from ghostbatch.optim import RegimeScheduler
 from ghostbatch.recipe import Plan, Recipe
+from ghostbatch.train.device import PROCESS
 from ghostbatch.train.monitor import Monitor
 from ghostbatch.train.reference import DropTargets
 
@@ -39,7 +44,7 @@ class State:
 
     def __init__(self, plan: Plan, info: Info, device: torch.device) -> None:
         recipe = plan.recipe
-        self.plan, self.device = plan, device
+        self.plan, self.device, self.classes = plan, device, info.classes
         self.update = 0
         """Updates done."""
         self.seconds = 0.0
@@ -133,11 +138,36 @@ def initial_model(recipe: Recipe, info: Info) -> nn.Module:
     return model
 
 
+@contextmanager
+def _default_generator() -> Iterator[None]:
+    """Keep PyTorch's default generators to one thread, and leave them as they were.
+
+    Networks draw their weights from them, and runs in other threads may build theirs.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with PROCESS, torch.random.fork_rng(devices=list(devices)):
+        yield
+
+
+def can_share_process(recipe: Recipe) -> bool:
+    """Return whether other runs may run in other threads of the same process.
+
+    PyTorch's default generators belong to the process. Networks that are not ours may draw from
+    them in every update, and the DataLoader of an image folder does. Our networks draw only their
+    first weights from them; everything else has generators of its own.
+    """
+    return recipe.model in MODELS and not is_folder(recipe.data)
+
+
+@_default_generator()
 def plain_model(recipe: Recipe, info: Info) -> nn.Module:
     """Return the network before its first update, with the norm layers that its builder chose."""
     channels, size, _ = info.shape
     torch.manual_seed(key(recipe.seed, "weights"))
-    return find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+    model = find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+    if recipe.init == "glorot":
+        initialise_glorot(model)
+    return model
 
 
 def _check_convertible(recipe: Recipe, model: nn.Module) -> None:
@@ -194,6 +224,17 @@ def use_gpu_layers(model: nn.Module, recipe: Recipe, one_rank: bool) -> None:
         if recipe.precision == "bf16":
             fold_convolutions(model)
         join_gradients(model)
+
+
+def image_format(model: nn.Module, recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    """Return the dtype of the images and the patches that a feed makes for a model.
+
+    Our own networks begin with a layer that autocast lowers; on a GPU it gets lowered images.
+    """
+    if not (device.type == "cuda" and recipe.model in MODELS and recipe.precision == "bf16"):
+        return {"dtype": parameter_dtype(recipe)}
+    kernels = [m.kernel_size[0] for m in model.modules() if isinstance(m, PatchConv2d)]
+    return {"dtype": torch.bfloat16, "patch": max(kernels, default=1)}
 
 
 def _is_one_ghost(recipe: Recipe) -> bool:

@@ -3,21 +3,27 @@
 import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ghostbatch.data import Feed, MicroBatch, to_device
-from ghostbatch.draws import generator, key
-from ghostbatch.nn import MODELS, call_with_cast_weights
-from ghostbatch.optim import noise_weights
+from ghostbatch.draws import generator, key, seed_generators
+from ghostbatch.nn import MODELS, DropConnect
+from ghostbatch.ops.backends.base import has_triton
+from ghostbatch.ops.loss import summed_cross_entropy
+from ghostbatch.optim import noise_weights, random_labels
+from ghostbatch.train.monitor import FAR, PATIENCE
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import BatchSplit
 from ghostbatch.train.state import State, autocast
+
+if TYPE_CHECKING:
+    from ghostbatch.nn.flat import FlatWeights
 
 
 class Update:
@@ -40,13 +46,17 @@ class Update:
         self.autocast = autocast(self.recipe, state.device)
         # DDP's context in which gradients stay on their rank; without DDP there is nothing to do.
         self._no_sync: Any = getattr(self.parallel, "no_sync", nullcontext)
-        # Other networks may need autocast's own, later casts.
-        own = self.recipe.model in MODELS
-        self._casts_together = own and self.recipe.precision == "bf16" and ranks.world == 1
+        self.flat: FlatWeights | None = None
+        if uses_flat_weights(state, ranks):
+            self.flat = self._make_flat()
         self._stop = torch.zeros(1, dtype=torch.float64, device=state.device)
         self._noise: Tensor | None = None
         if self.recipe.noise:
             self._noise = torch.empty(self.recipe.batch, device=state.device)
+        self._labels: Tensor | None = None  # label noise, see `random_labels`
+        if self.recipe.label_noise:
+            self._labels = torch.empty(self.recipe.batch, dtype=torch.long, device=state.device)
+        self.dropconnect = DropConnect(state.model, self.recipe.dropconnect)
         # A fused optimizer's kernel reads found_inf and leaves the weights alone where it is 1.
         self._skips_on_device = state.device.type == "cuda"
         if self._skips_on_device:
@@ -63,21 +73,44 @@ class Update:
             self.state.scheduler.step()
         self.state.update += 1
 
+    def _make_flat(self) -> "FlatWeights":
+        """Move the weights and their momentum to flat buffers; the optimizer keeps its own view."""
+        from ghostbatch.nn.flat import FlatWeights  # noqa: PLC0415 (imports triton)
+
+        flat = FlatWeights(self.state.model, torch.bfloat16)
+        for parameter, momentum in flat.momentum():
+            kept = self.state.optimizer.state[parameter]
+            if (before := kept.get("momentum_buffer")) is not None:
+                momentum.copy_(before)
+            kept["momentum_buffer"] = momentum
+        # PyTorch's schedulers warn if nobody calls the optimizer's own step.
+        self.state.optimizer._opt_called = True  # type: ignore[attr-defined]
+        return flat
+
     def prepare(self, stop: bool = False) -> None:
-        """Set the tensors that differ from update to update: noise, dropout's key, stop."""
+        """Set the tensors that differ from update to update: noise, keys of masks, stop."""
         recipe, update = self.recipe, self.state.update
         self._stop.fill_(stop)
         if self._noise is not None:
             draw = generator(recipe.seed, "noise", update)
             weights = noise_weights(recipe.batch, recipe.batch, recipe.base_batch, draw)
             self._noise.copy_(to_device(weights, self._noise.device))
+        if self._labels is not None:
+            draw = generator(recipe.seed, "labels", update)
+            labels = random_labels(recipe.batch, self.state.classes, recipe.label_noise, draw)
+            self._labels.copy_(to_device(labels, self._labels.device))
+        self.dropconnect.set_key(key(recipe.seed, "dropconnect", update))
         if self.state.position is not None:
             self.state.position.key.fill_(key(recipe.seed, "dropout", update))
 
     def compute(self) -> None:
         """Compute the gradients, add to the monitor, clip and step."""
         recipe, state = self.recipe, self.state
-        sums = torch.cat([self.compute_gradients(), self._stop])
+        with self.dropconnect.masked():
+            sums = torch.cat([self.compute_gradients(), self._stop])
+        if self.flat is not None:
+            self._step_flat(self.flat, sums)
+            return
         if self.ranks.world > 1:
             dist.all_reduce(sums)
         loss, correct, stops = sums.unbind()
@@ -89,11 +122,25 @@ class Update:
         if self._skips_on_device or not state.monitor.diverged:
             state.optimizer.step()
 
-    def compute_gradients(self) -> Tensor:
-        """Set every ``grad`` to that of the batch's mean loss, after `prepare`.
+    def _step_flat(self, flat: "FlatWeights", sums: Tensor) -> None:
+        """Do with flat weights what `compute` does with the optimizer."""
+        (group,) = self.state.optimizer.param_groups
+        monitor = self.state.monitor
+        lr = torch.as_tensor(group["lr"], dtype=torch.float32, device=sums.device)
+        flat.step(
+            *(sums, monitor.numbers, monitor.diverged, lr),
+            batch=self.recipe.batch,
+            far=FAR,
+            patience=PATIENCE,
+            clip=inf if self.recipe.clip is None else self.recipe.clip,
+            **{name: group[name] for name in ("momentum", "weight_decay", "nesterov")},
+        )
 
-        Return this rank's summed loss, without noise, and its number of correct answers: a float64
-        tensor of two values.
+    def compute_gradients(self) -> Tensor:
+        """Compute the gradients of the batch's mean loss, after `prepare`.
+
+        Return this rank's summed loss, without noise and for the true labels, and its number of
+        correct answers: a float64 tensor of two values.
         """
         self.state.optimizer.zero_grad(set_to_none=True)
         factor = self.ranks.world / self.recipe.batch  # DDP averages over ranks
@@ -102,21 +149,23 @@ class Update:
             last = micro.positions == self.positions[-1]
             with nullcontext() if last else self._no_sync():
                 with self.autocast:
-                    outputs = self.forward(micro.images)
-                    losses = F.cross_entropy(outputs, micro.labels, reduction="none")
-                weighted = losses
-                if self._noise is not None:
-                    weighted = losses * self._noise[micro.positions].to(losses.dtype)
-                (weighted.sum() * factor).backward()
-            correct = outputs.detach().argmax(1) == micro.labels
-            sums = sums + torch.stack([losses.detach().double(), correct]).sum(1)
+                    outputs = (self.flat or self.parallel)(micro.images)
+                    weights = None if self._noise is None else self._noise[micro.positions]
+                    loss, found = summed_cross_entropy(outputs, micro.labels, weights)
+                    if self._labels is not None:
+                        drawn = self._labels[micro.positions]
+                        noisy = torch.where(drawn < 0, micro.labels, drawn)
+                        loss, _ = summed_cross_entropy(outputs, noisy, weights)
+                (loss * factor).backward()
+            if self.flat is not None:
+                self.flat.take_gradients(add=micro.positions != self.positions[0])
+            sums = sums + found
         return sums
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the network's outputs."""
-        if self._casts_together:
-            return call_with_cast_weights(self.state.model, images, torch.bfloat16)
-        return self.parallel(images)  # type: ignore[no-any-return]
+    def show_gradients(self) -> None:
+        """Set every ``grad`` to what `compute_gradients` computed, if it is not there already."""
+        if self.flat is not None:
+            self.flat.show_gradients()
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the coming update, with random draws keyed to each.
@@ -136,11 +185,30 @@ class Update:
         return self.feed.micro_batches(self.state.update, self.positions)
 
     def seed_draws(self, first: int) -> None:
-        """Seed what a network draws by itself in the micro-batch that begins at ``first``."""
-        torch.manual_seed(key(self.recipe.seed, f"draws from {first}", self.state.update))
+        """Seed what a network draws by itself in the micro-batch that begins at ``first``.
+
+        Our own draw nothing, and may run beside others that build their networks.
+        """
+        if self.recipe.model not in MODELS:
+            seed = key(self.recipe.seed, f"draws from {first}", self.state.update)
+            seed_generators(seed, self.state.device)
 
     def close(self) -> None:
         """Release the DDP wrapper, a cycle that keeps the threads of the process group alive."""
         del self.parallel, self._no_sync
         if self.ranks.world > 1:
             gc.collect()
+
+
+def uses_flat_weights(state: State, ranks: Ranks) -> bool:
+    """Return whether kernels of ours do the step: one rank, our own networks, bf16, SGD, a GPU."""
+    recipe = state.plan.recipe
+    return (
+        ranks.world == 1
+        and recipe.model in MODELS
+        and recipe.precision == "bf16"
+        and not recipe.dropconnect
+        and type(state.optimizer) is torch.optim.SGD
+        and len(state.optimizer.param_groups) == 1
+        and has_triton(next(state.model.parameters()).detach())
+    )

@@ -23,7 +23,9 @@ BAD_INPUT = {  # the field that the error names, and the command
     "unknown-study": ("study", "study slow"),
     "unknown-column": ("columns", "study quick --columns SB,+XX"),
     "seed-is-a-word": ("seeds", "study quick --seeds one"),
-    "no-jobs": ("jobs", "study quick --jobs 0"),
+    "no-jobs": ("jobs", "study quick --jobs -1"),
+    "jobs-here-and-ray": ("ray", "study quick --jobs 0 --ray local"),
+    "ranks-here": ("ranks", "study quick --jobs 0 --ranks 2"),
     "no-folder": ("folder", "report nowhere"),
     "unknown-model": ("model", "train f1-digits --model vgg99"),
     "unknown-data": ("data", "train f1-digits --data letters"),
@@ -51,9 +53,9 @@ BAD_INPUT = {  # the field that the error names, and the command
     "infinite-weight-decay": ("regime.weight_decay", "train f1-digits --regime.weight-decay inf"),
     "momentum-above-one": ("regime.momentum", "train f1-digits --regime.momentum 1.5"),
     "no-epochs": ("regime.epochs", "train f1-digits --regime.epochs 0 --regime.drops ,"),
-    "warmup-beyond-the-end": ("regime.warmup", "train f1-digits --regime.warmup 5"),
+    "warmup-beyond-the-end": ("regime.warmup", "train f1-digits --regime.warmup 10"),
     "drops-out-of-order": ("regime.drops", "train f1-digits --regime.drops 3:0.1,2:0.01"),
-    "drop-at-the-end": ("regime.drops", "train f1-digits --regime.drops 4:0.1"),
+    "drop-at-the-end": ("regime.drops", "train f1-digits --regime.drops 9:0.1"),
     "drop-to-a-negative-lr": ("regime.drops", "train f1-digits --regime.drops 1:-0.1"),
     "drop-is-a-word": ("regime.drops", "train f1-digits --regime.drops soon"),
     "unknown-lr-rule": ("lr-rule", "train f1-digits --lr-rule cubic"),
@@ -71,6 +73,8 @@ BAD_INPUT = {  # the field that the error names, and the command
     "drop-epoch-over-zero": ("regime.drops", "train f1-digits --regime.drops 1/0:0.1"),
     "device-that-cannot-train": ("device", "train f1-digits --device meta"),
     "image-size-of-digits": ("image_size", "train f1-digits --image-size 28"),
+    "holdout-of-all-digits": ("holdout", "train f1-digits --holdout 4000"),
+    "holdout-below-zero": ("holdout", "train f1-digits --holdout -1"),
     "plan-without-batch": ("batch", "plan f1-digits"),
     "no-such-run": ("from", "train --from nowhere"),
     "study-as-a-run": ("from", "train --from ."),
@@ -130,10 +134,10 @@ def test_plan_prints_both_recipes_as_json(run):
     assert code == 0
     assert plans["original"] | plans["adapted"] == plans["adapted"]  # the same fields
     assert plans["original"]["batch"] == 32
-    assert plans["original"]["updates"] == plans["adapted"]["updates"] == 500
-    assert plans["adapted"]["lr"] == pytest.approx(0.05 * 32**0.5)
-    assert plans["adapted"]["drops"][0] == [64, pytest.approx(0.005 * 32**0.5)]
-    assert plans["adapted"]["epochs"] == 128
+    assert plans["original"]["updates"] == plans["adapted"]["updates"] == 1125
+    assert plans["adapted"]["lr"] == pytest.approx(0.00625 * 32**0.5)
+    assert plans["adapted"]["drops"][0] == [144, pytest.approx(6.25e-4 * 32**0.5)]
+    assert plans["adapted"]["epochs"] == 288
     assert (plans["original"]["ghosts"], plans["adapted"]["ghosts"]) == (1, 32)
 
 
@@ -151,15 +155,15 @@ def test_the_version_is_printed(run):
 def test_plan_holds_epochs_when_asked(run):
     _, out, _ = run("plan", "f1-digits", "--batch", "1024", "--hold", "epochs", "--json")
     adapted = json.loads(out)["adapted"]
-    assert (adapted["updates"], adapted["epochs"], adapted["drop_updates"]) == (16, 4, [8, 12])
+    assert (adapted["updates"], adapted["epochs"], adapted["drop_updates"]) == (35, 9, [18, 26])
 
 
 def test_plan_prints_both_recipes_side_by_side(run):
     _, out, _ = run("plan", "f1-digits", "--batch", "1024")
     lines = [line.split() for line in out.splitlines()]
     assert ["original", "adapted"] in lines
-    assert ["updates", "500", "500"] in lines
-    assert ["epochs", "4", "128"] in lines
+    assert ["updates", "1,125", "1,125"] in lines
+    assert ["epochs", "9", "288"] in lines
 
 
 def test_list_names_everything(run):
@@ -262,8 +266,9 @@ def test_an_instrument_that_cannot_be_measured_is_listed_and_the_study_is_report
 
 
 def test_every_argument_of_train_is_a_flag():
-    """Except on_record, which prints."""
-    arguments = set(inspect.signature(ghostbatch.train).parameters) - {"recipe", "on_record"}
+    """Except those that print."""
+    callbacks = {"on_record", "on_progress"}
+    arguments = set(inspect.signature(ghostbatch.train).parameters) - {"recipe", *callbacks}
     assert arguments == {field.name for field in fields(RunOptions)}
 
 
@@ -293,6 +298,20 @@ def test_a_diverged_run_exits_with_code_3_also_when_it_is_run_again(run):
     assert (code, err) == (3, "")
     assert out.splitlines()[-1].startswith("diverged (update ")
     assert run(*words)[0] == 3
+
+
+def test_held_out_images_reach_the_run_its_estimates_and_its_last_line(run):
+    code, out, _ = run(*SHORT, "--holdout", "1000", "--dry-run")
+    assert code == 0
+    assert {("holdout", "1000"), ("updates", "5")} <= {  # 0.05 * 3000 / 32
+        tuple(line.split()) for line in out.splitlines()
+    }
+    code, out, _ = run(*SHORT, "--holdout", "1000", "--out", "run")
+    assert code == 0
+    assert re.search(r"^finished: accuracy [\d.]+ % on held-out images after 5 updates", out, re.M)
+    _, out, _ = run("evaluate", "run", "--device", "cpu")
+    assert out.startswith("python:small_networks:narrow on digits (held-out images) after update 5")
+    assert "summary.json agrees" in out
 
 
 def test_the_image_size_reaches_the_run_its_estimates_and_run_json(run, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from ghostbatch.cli import notices
 from ghostbatch.cli.notices import log_shown, said_if_slow
+from ghostbatch.study import Cost
 
 LOGGER = logging.getLogger("ghostbatch.ops.backends")
 LINE = "compiling the CPU kernels; this takes a minute, once"
@@ -96,5 +97,6 @@ def test_a_study_says_that_its_workers_start(run, monkeypatch):
 
     monkeypatch.setattr("ghostbatch.cli.study.run_study", start_and_stop)
     monkeypatch.setattr("ghostbatch.cli.study.print_report", lambda *_: None)
+    monkeypatch.setattr("ghostbatch.cli.study.measure_cost", lambda cells, *_: Cost(cells))
     for flags, line in (("--jobs 2", "starting 2 workers\n"), ("--seeds 1", "starting 1 worker\n")):
-        assert run(*f"study quick --columns SB {flags}".split())[1] == line
+        assert run(*f"study quick --columns SB {flags}".split())[1].endswith(f"images; {line}")

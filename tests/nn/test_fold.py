@@ -9,29 +9,29 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from ghostbatch.errors import InputError
-from ghostbatch.nn import call_with_cast_weights, fold_convolutions, unfold_convolutions
+from ghostbatch.nn import fold_convolutions, unfold_convolutions
 from ghostbatch.nn.fold import (
     FOLDS,
-    Fold,
     FoldedConv2d,
     PatchConv2d,
     Shape,
-    fold_weights,
+    fold_weight,
     folded_conv2d,
     unfold_weight,
 )
 from ghostbatch.nn.networks import resnet44
+from ghostbatch.ops.patches import patches
 
 CASES = [
-    *((shape, fold, 16) for shape, fold in FOLDS.items()),
-    (Shape(16, 16, 3, 1), Fold(2), 8),
-    (Shape(3, 8, 3, 1), Fold(4), 8),
-    (Shape(3, 8, 5, 1), Fold(2, 4), 8),
-    (Shape(3, 8, 5, 1), Fold(8, 8), 8),
-    (Shape(4, 6, 3, 1), Fold(1), 5),
-    (Shape(4, 6, 3, 2), Fold(4), 16),
-    (Shape(4, 6, 5, 2), Fold(2), 8),
-    (Shape(4, 6, 1, 1), Fold(2), 8),
+    *((shape, pixels, 16) for shape, pixels in FOLDS.items()),
+    (Shape(16, 16, 3, 1), 2, 8),
+    (Shape(3, 8, 3, 1), 4, 8),
+    (Shape(3, 8, 5, 1), 2, 8),
+    (Shape(3, 8, 5, 1), 8, 8),
+    (Shape(4, 6, 3, 1), 1, 5),
+    (Shape(4, 6, 3, 2), 4, 16),
+    (Shape(4, 6, 5, 2), 2, 8),
+    (Shape(4, 6, 1, 1), 2, 8),
 ]
 LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 
@@ -48,15 +48,14 @@ def outcome(convolve, *leaves: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize(("shape", "fold", "width"), CASES, ids=str)
-def test_results_and_gradients_equal_those_of_the_plain_convolution(shape, fold, width, layout):
+@pytest.mark.parametrize(("shape", "pixels", "width"), CASES, ids=str)
+def test_results_and_gradients_equal_those_of_the_plain_convolution(shape, pixels, width, layout):
     fan_in, fan_out, kernel, stride = shape
     x = draw(3, fan_in, 6, width).contiguous(memory_format=layout)
     weight, bias = draw(fan_out, fan_in, kernel, kernel, seed=1), draw(fan_out, seed=2)
 
     def folded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        (placed,) = fold_weights(weight[None], stride, fold)
-        return folded_conv2d(x, placed, bias, stride, fold, fan_in)
+        return folded_conv2d(x, fold_weight(weight, stride, pixels), bias, stride, pixels)
 
     fast = outcome(folded, x, weight, bias)
     slow = outcome(lambda *leaves: F.conv2d(*leaves, stride, kernel // 2), x, weight, bias)
@@ -65,12 +64,12 @@ def test_results_and_gradients_equal_those_of_the_plain_convolution(shape, fold,
 
 def test_channels_last_inputs_are_folded_without_a_copy(monkeypatch):
     x = draw(2, 16, 4, 8).contiguous(memory_format=torch.channels_last)
-    (placed,) = fold_weights(draw(1, 16, 16, 3, 3), 1, Fold(4))
+    placed = fold_weight(draw(16, 16, 3, 3), 1, 4)
     assert placed.is_contiguous(memory_format=torch.channels_last)
     seen = []
     convolve = F.conv2d
     monkeypatch.setattr(F, "conv2d", lambda x, *a: seen.append(x) or convolve(x, *a))
-    y = folded_conv2d(x, placed, None, 1, Fold(4), 16)
+    y = folded_conv2d(x, placed, None, 1, 4)
     assert seen[0].shape == (2, 64, 4, 2)
     assert seen[0].data_ptr() == x.data_ptr()
     assert y.is_contiguous(memory_format=torch.channels_last)
@@ -81,7 +80,7 @@ def test_a_folded_network_computes_the_same_and_keeps_its_parameters():
     twin = copy.deepcopy(model)
     before, keys = list(model.parameters()), list(model.state_dict())
     fold_convolutions(model)
-    assert sum(isinstance(m, FoldedConv2d) for m in model.modules()) == 32
+    assert sum(isinstance(m, FoldedConv2d) for m in model.modules()) == 31
     assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
     assert list(model.state_dict()) == keys
     x = draw(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
@@ -128,27 +127,13 @@ def test_autocast_casts_the_folded_weights():
     assert model[0].weight.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("shape", "fold", "width"), CASES, ids=str)
-def test_a_folded_weight_holds_the_plain_one(shape, fold, width):
+@pytest.mark.parametrize(("shape", "pixels", "width"), CASES, ids=str)
+def test_a_folded_weight_holds_the_plain_one(shape, pixels, width):
     del width
     fan_in, fan_out, kernel, stride = shape
     weight = draw(fan_out, fan_in, kernel, kernel)
-    (folded,) = fold_weights(weight[None], stride, fold)
-    assert torch.equal(unfold_weight(folded, kernel, stride, fold)[:, :fan_in], weight)
-
-
-@pytest.mark.parametrize("width", [32, 30], ids=["folded", "with widths that do not fold"])
-def test_weights_cast_together_give_the_bits_of_autocast(width):
-    x = draw(2, 3, 8, width).float()
-    outcomes = []
-    for call in (call_with_cast_weights, lambda model, x, _: model(x)):
-        torch.manual_seed(0)
-        network = fold_convolutions(resnet44())
-        with torch.autocast("cpu", torch.bfloat16):
-            y = call(network, x, torch.bfloat16)
-        y.float().square().sum().backward()
-        outcomes.append([y.detach(), *(p.grad for p in network.parameters())])
-    assert_close(*outcomes, rtol=0, atol=0)
+    folded = fold_weight(weight, stride, pixels)
+    assert torch.equal(unfold_weight(folded, kernel, stride, pixels), weight)
 
 
 @pytest.mark.parametrize("kernel", [3, 5])
@@ -165,6 +150,7 @@ def test_a_first_layer_over_patches_computes_the_same(kernel, bias):
             network(x.contiguous(memory_format=layout)).pow(2).sum().backward()
         for mine, right in zip(model.parameters(), twin.parameters(), strict=True):
             assert_close(mine.grad, right.grad, rtol=1e-11, atol=1e-9)
+        assert_close(model(patches(x, kernel)), twin(x), rtol=1e-11, atol=1e-11)
     needed = x.clone().requires_grad_()
     assert_close(model(needed), twin(needed))
     assert type(unfold_convolutions(model)[0]) is nn.Conv2d
@@ -196,7 +182,7 @@ def test_a_network_that_was_first_run_in_inference_mode_can_be_trained():
 
 
 def test_groups_that_are_too_narrow_for_a_kernel_are_refused():
-    folds = {Shape(3, 8, 5, 1): Fold(1)}
+    folds = {Shape(3, 8, 5, 1): 1}
     with pytest.raises(InputError, match=r"^folds: a group of 1 pixels is too narrow"):
         fold_convolutions(nn.Conv2d(3, 8, 5, padding=2), folds)
 

@@ -25,7 +25,7 @@ from ghostbatch.report.figures import (
 )
 from ghostbatch.report.page import write_report
 from ghostbatch.report.runs import read_results
-from ghostbatch.report.table import Table
+from ghostbatch.report.table import RECALIBRATED, Table
 from ghostbatch.report.terminal import print_tables
 from ghostbatch.study import Row, Study, find_recipe, find_study
 from ghostbatch.study.manifest import write_study
@@ -104,22 +104,36 @@ class Page(HTMLParser):
 def test_the_table_holds_mean_and_deviation_over_finished_seeds(folder):
     page, _ = write_report(folder)
     rows = {row[0]: row for row in reversed(Page(page.read_text()).rows) if row}  # first table
-    accuracies = [
-        json.loads((folder / "f1-digits" / "SB" / f"seed-{s}" / "summary.json").read_text())[
-            "accuracy"
-        ]
+    summaries = [
+        json.loads((folder / "f1-digits" / "SB" / f"seed-{s}" / "summary.json").read_text())
         for s in (0, 1)
     ]
-    assert rows["SB"][1:7] == [
-        f"{mean(accuracies):.2f} ± {stdev(accuracies):.2f}",
-        *("2", "32", "plain", "16", "0.128"),
-    ]
+    spreads = []
+    for name in ("accuracy", "recalibrated_accuracy"):
+        values = [summary[name] for summary in summaries]
+        spreads.append(f"{mean(values):.2f} ± {stdev(values):.2f}")
+    assert rows["SB"][1:8] == [spreads[0], "2", spreads[1], "32", "plain", "16", "0.128"]
     assert "±" not in rows["+GBN"][1]  # one seed has no deviation
 
 
 def test_unfinished_and_diverged_runs_are_counted_below_the_table(folder):
     _, (table,) = write_report(folder)
-    assert table.notes == ["SB: 1 of 3 diverged", "+GBN: 1 of 2 not finished"]
+    assert table.notes[:2] == ["SB: 1 of 3 diverged", "+GBN: 1 of 2 not finished"]
+
+
+def test_runs_without_recalibrated_accuracy_have_a_dash_and_no_note(tmp_path):
+    make_run(tmp_path / "old")
+    _, (table,) = write_report(tmp_path / "old")
+    assert table.lines[0][1:3] == ("90.0", "–")
+    assert table.notes == []
+
+
+def test_accuracies_on_held_out_images_are_marked(tmp_path, tiny):
+    train(replace(tiny, holdout=1000), out=tmp_path / "run", evaluations=1)
+    page, (table,) = write_report(tmp_path / "run")
+    note = "run: accuracy on 1,000 held-out training images, not on the test set"
+    assert note in table.notes
+    assert "on 1,000 held-out training images" in page.read_text()  # a mark
 
 
 def test_without_study_json_every_run_is_a_single_run_under_the_name_of_its_folder(folder):
@@ -143,8 +157,8 @@ def declared(folder):
 def test_study_json_decides_rows_columns_seeds_and_their_order(folder, declared):
     declared(["+GBN", "LB", "SB"], seeds=(0,))
     page, (table,) = write_report(folder)
-    assert [(line[0], line[2]) for line in table.lines] == [("+GBN", "1"), ("SB", "1")]
-    assert table.notes == []
+    assert [(line[0], line[3]) for line in table.lines] == [("+GBN", "1"), ("SB", "1")]
+    assert table.notes == [RECALIBRATED]
     assert ["LB", "–", "0", *["–"] * 6, "missing: seed 0"] in Page(page.read_text()).rows
 
 
@@ -290,7 +304,7 @@ def test_single_runs_go_by_the_names_of_their_folders(tmp_path, tiny):
     for name, recipe in {"a": tiny, "b": replace(tiny, batch=32)}.items():
         train(recipe, out=tmp_path / "two" / name)
     _, (table,) = write_report(tmp_path / "two")
-    assert [(line[0], line[2], line[3]) for line in table.lines] == [
+    assert [(line[0], line[3], line[4]) for line in table.lines] == [
         ("two/a", "1", "64"),
         ("two/b", "1", "32"),
     ]
@@ -337,7 +351,7 @@ def test_a_run_with_a_damaged_file_is_named_and_the_others_are_reported(tmp_path
     with pytest.warns(UserWarning, match=rf"^f1-digits SB seed 1 is left out: .*{name}") as warned:
         page, (table,) = write_report(tmp_path)
     assert len(warned) == 1
-    assert table.lines[0][2] == "2"
+    assert table.lines[0][3] == "2"
     (note,) = table.notes
     assert note.startswith("SB seed 1 cannot be read: ")
     assert name in note
@@ -376,7 +390,7 @@ def test_a_part_of_a_study_is_reported_as_the_study_declares_it(folder, declared
     declared(["SB", "+GBN"], seeds=(0, 1, 2), figures=("distance",), note="A note on the row.")
     page, (table,) = write_report(folder / part)
     assert table.title == "f1-digits"
-    assert {line[0]: line[2] for line in table.lines} == seeds
+    assert {line[0]: line[3] for line in table.lines} == seeds
     assert len(Page(page.read_text()).figures) == 1
     assert page.read_text().count("A note on the row.") == 1
 
@@ -416,4 +430,4 @@ def test_a_run_that_has_lost_its_run_json_is_named(tmp_path):
         UserWarning, match=r"^f1-digits SB seed 1 is left out: .*run.json is missing"
     ):
         _, (table,) = write_report(tmp_path)
-    assert table.lines[0][2] == "1"
+    assert table.lines[0][3] == "1"

@@ -96,6 +96,18 @@ def test_the_potential_is_of_the_recipe_that_the_study_declares(tmp_path, tiny):
     assert found["origin"] == pytest.approx(np.log(3), rel=0.3)  # three classes
 
 
+@pytest.mark.usefixtures("_small_scan")
+def test_the_potential_is_around_the_weights_that_the_recipe_starts_from(tmp_path, tiny):
+    plain = replace(tiny, data="synthetic:1x8x8x3:60", batch=16, ghost=None)
+    found = []
+    for init in ("network", "glorot"):
+        recipe = replace(plain, init=init)
+        (tmp_path / init).mkdir()
+        found.append(instruments.potential(recipe, tmp_path / init, CPU, ignore))
+        assert found[-1]["init"] == init
+    assert found[0]["origin"] != found[1]["origin"]
+
+
 def test_a_potential_without_a_recipe_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"^recipe: the potential needs one; give Instrument a"):
         measure(Instrument("potential"), tmp_path, CPU, ignore)

@@ -17,7 +17,7 @@ from ghostbatch.files import locked
 from ghostbatch.study import find_study
 from ghostbatch.train import read_records
 
-COLUMNS = ("SB", "+GBN")
+COLUMNS = ("LB", "+GBN")
 
 
 def command(out: Path) -> list[str]:
@@ -166,7 +166,7 @@ def test_a_study_killed_thirty_times_ends_bit_identical(whole, tmp_path, outcome
 
 
 def test_finished_runs_are_not_touched_again(whole):
-    cell = whole / "f1-digits" / "SB" / "seed-0"
+    cell = whole / "f1-digits" / "LB" / "seed-0"
     before = {path.name: path.stat().st_mtime_ns for path in cell.iterdir()}
     began = time.monotonic()
     run_to_the_end(whole)
@@ -187,7 +187,7 @@ def test_a_second_study_on_the_same_folder_is_refused(tmp_path):
 
 
 def test_a_cell_with_damaged_checkpoints_fails_and_the_others_are_run(tmp_path, whole, outcome):
-    (cell,) = find_study("quick").cells(["SB"], [0])
+    (cell,) = find_study("quick").cells(["LB"], [0])
     folder = cell.folder(tmp_path)
 
     def interrupt(record):
@@ -207,7 +207,7 @@ def test_a_cell_with_damaged_checkpoints_fails_and_the_others_are_run(tmp_path, 
         last == "ghostbatch: one part of the study failed; run the same command again to try again"
     )
     assert "report: " in done.stdout
-    assert "SB: 1 of 1 not finished" in done.stdout
+    assert "LB: 1 of 1 not finished" in done.stdout
     other = Path("f1-digits") / "+GBN" / "seed-0"
     assert outcome(tmp_path / other) == outcome(whole / other)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ghostbatch.errors import InputError
 from ghostbatch.study.placement import Placement, find_devices, gpu_share
 
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
@@ -19,6 +20,21 @@ CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
 )
 def test_devices(device, gpus, expected):
     assert list(find_devices(device, gpus)) == expected
+
+
+def test_more_ranks_than_gpus_are_refused():
+    with pytest.raises(InputError, match=r"^ranks: 4 ranks need as many GPUs, and there are 3; "):
+        find_devices(None, gpus=3, ranks=4)
+
+
+def test_ranks_on_one_gpu_are_refused():
+    with pytest.raises(InputError, match=r"^ranks: 2 ranks do not run on cuda:1; use cuda or cpu"):
+        find_devices("cuda:1", gpus=3, ranks=2)
+
+
+def test_a_device_that_ray_chooses_takes_as_many_jobs_as_allowed():
+    placement = Placement(["cuda"], jobs=3)
+    assert [placement.take(1.0) for _ in range(4)] == ["cuda", "cuda", "cuda", None]
 
 
 def test_the_share_of_a_gpu_grows_with_the_pixels_of_a_backward_pass():

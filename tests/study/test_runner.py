@@ -4,8 +4,8 @@ import errno
 import json
 import pickle
 import resource
+import traceback
 from dataclasses import replace
-from pathlib import Path
 from threading import get_ident
 from time import process_time
 
@@ -19,14 +19,13 @@ from ghostbatch.study import (
     Study,
     Where,
     WorkerDied,
-    find_recipe,
     find_study,
     run_study,
 )
 from ghostbatch.study.executor import Job
 from ghostbatch.study.placement import Placement
 from ghostbatch.study.runner import run_cells
-from ghostbatch.train import Summary, read_records
+from ghostbatch.train import Record, Summary, read_records
 
 
 def ignore(*_):
@@ -60,6 +59,30 @@ def test_any_executor_can_run_a_study_and_events_come_in_the_calling_thread(driv
     assert {thread for *_, thread in events} == {get_ident()}
     for cell in cells:
         assert [kind for name, kind, _ in events if name == cell.name] == ["Record", "Summary"]
+
+
+def test_without_jobs_the_cells_run_in_this_thread_one_after_another(tiny, tmp_path):
+    study = Study("small", {"tiny": Row({"one": tiny, "two": tiny})}, seeds=(0,))
+    seen = []
+
+    def note(cell, event):
+        inside = any(frame.name == "train" for frame in traceback.extract_stack())
+        assert inside == isinstance(event, Record)
+        seen.append(cell.column)
+
+    run(study, tmp_path, note, jobs=0)
+    assert seen == sorted(seen)
+    assert set(seen) == {"one", "two"}
+
+
+def test_without_jobs_a_refused_cell_fails_and_the_others_are_run(tiny, tmp_path):
+    refused = replace(tiny, ghost=48)  # which does not divide the micro-batch
+    study = Study("small", {"tiny": Row({"bad": refused, "good": tiny})}, seeds=(0,))
+    where = Where(device="cpu", micro=32)
+    cells = study.cells(out=tmp_path)
+    (failure,) = run_study(study, cells, tmp_path, jobs=0, on_event=ignore, where=where)
+    assert failure.name == "tiny bad seed 0"
+    assert read_records(tmp_path / "tiny" / "good" / "seed-0" / "metrics.jsonl")[-1].update == 16
 
 
 def test_jobs_say_what_to_run_in_which_folder_and_on_which_device(drive, tmp_path):
@@ -150,8 +173,8 @@ def only(column, *errors):
     return error
 
 
-def died(code=-9):
-    return WorkerDied(Job("f1-digits SB seed 0", find_recipe("f1-digits"), Path(), Where()), code)
+def died(how="SIGKILL"):
+    return WorkerDied("f1-digits SB seed 0", how)
 
 
 def test_a_refused_cell_fails_at_once_and_the_others_go_on(fail_at):
@@ -176,7 +199,7 @@ def test_a_cell_whose_worker_dies_is_tried_again_after_the_others(fail_at):
 @pytest.mark.filterwarnings("ignore:the worker for")
 def test_a_cell_whose_worker_dies_three_times_has_failed(fail_at):
     cells = find_study("quick").cells(["SB", "LB"], [0])
-    failures, events, jobs = fail_at(cells, only("SB", died(), died(), died(1)))
+    failures, events, jobs = fail_at(cells, only("SB", died(), died(), died("exit code 1")))
     reason = "its worker died 3 times, the last time by exit code 1"
     assert failures == [Failure("f1-digits SB seed 0", reason)]
     assert jobs == ["SB", "LB", "SB", "SB"]

@@ -17,6 +17,10 @@ class FakeExecutor:
     def __init__(self, error=None):
         self.jobs, self.error = [], error
 
+    def prepare(self, _out, _where):
+        """Return one device."""
+        return ["cpu"]
+
     def submit(self, job):
         """Note the job, and return its events."""
         self.jobs.append(job)

@@ -27,6 +27,7 @@ BASE = Recipe(
 VARIANTS = {
     "scaled rate": replace(BASE, lr_rule="sqrt"),
     "noise": replace(BASE, noise=True),
+    "wrong noise": replace(BASE, label_noise=0.3, dropconnect=0.2),
     "mean": replace(BASE, running="mean"),
     "plain norm": replace(BASE, ghost=None),
 }

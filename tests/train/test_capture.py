@@ -1,5 +1,6 @@
 """Updates as a CUDA graph, against the same updates run eagerly."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from ghostbatch.data import load, open_feed
 from ghostbatch.train.capture import CapturedUpdate
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State, parameter_dtype, use_gpu_layers
+from ghostbatch.train.state import State, image_format, use_gpu_layers
 from ghostbatch.train.update import Update
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -32,7 +33,9 @@ def run(kind, recipe, micro=None, updates=UPDATES, is_eager=False):
         split = split_batch(recipe, state.model, micro, 1)
         use_gpu_layers(state.model, recipe, one_rank=True)
         settings = {"batch": recipe.batch, "seed": recipe.seed, "augment": recipe.augment}
-        feed = open_feed(data, device=device, dtype=parameter_dtype(recipe), **settings)
+        feed = open_feed(
+            data, device=device, **image_format(state.model, recipe, device), **settings
+        )
         update = kind(state, feed, split, Ranks())
         for _ in range(updates):
             update()
@@ -53,6 +56,7 @@ VARIANTS = {
     "plain norm": {"ghost": None},
     "augmented": {"augment": True},
     "noise": {"noise": True},
+    "label noise": {"label_noise": 0.3},
     "not clipped": {"clip": None},
     "bf16": {"precision": "bf16"},
     "widths that do not fold": {
@@ -134,6 +138,16 @@ def test_a_diverging_run_is_noticed_and_no_bad_weights_are_saved(tiny, tmp_path)
         gb.load_run(tmp_path).state_dict().values() if (tmp_path / "checkpoint.pt").exists() else ()
     )
     assert all(bool(w.isfinite().all()) for w in weights)
+
+
+@pytest.mark.parametrize("network", ["f1", "c1", "resnet44"])
+def test_flat_weights_train_as_the_optimizer_does_to_rounding(tiny, network, monkeypatch):
+    recipe = replace(tiny, model=network, precision="bf16", augment=True, noise=True)
+    flat = run(CapturedUpdate, recipe)
+    monkeypatch.setattr(sys.modules[Update.__module__], "uses_flat_weights", lambda *_: False)
+    plain = run(CapturedUpdate, recipe)
+    torch.testing.assert_close(flat["sums"], plain["sums"], rtol=0.02, atol=0)
+    assert torch.equal(flat["rate"], plain["rate"])
 
 
 def test_bf16_stays_near_fp32(tiny):

@@ -57,6 +57,8 @@ def test_weights_statistics_momentum_and_records_are_those_of_one_rank(out, name
     lines = [(f / "metrics.jsonl").read_bytes().splitlines() for f in (many, one)]
     for mine, whole in zip(*lines, strict=True):
         assert_close(parse_line(mine), parse_line(whole))
+    summaries = [json.loads((f / "summary.json").read_text()) for f in (many, one)]
+    assert summaries[0]["recalibrated_accuracy"] == summaries[1]["recalibrated_accuracy"] > 0
 
 
 def test_the_variants_use_what_they_are_meant_to_test(out):

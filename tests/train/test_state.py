@@ -4,11 +4,13 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 from ghostbatch import InputError, Recipe, Regime, train
 from ghostbatch.data import find_info
 from ghostbatch.nn.norm import GhostBatchNorm
-from ghostbatch.train.state import initial_model
+from ghostbatch.train.device import PROCESS
+from ghostbatch.train.state import can_share_process, initial_model
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,38 @@ def test_a_timm_network_has_ghosts_in_every_norm():
     norms = [m for m in model.modules() if hasattr(m, "running_mean")]
     assert len(norms) > 30
     assert all(isinstance(norm, GhostBatchNorm) and norm.ghost == 16 for norm in norms)
+
+
+@pytest.mark.parametrize("model", ["f1", "c1"], ids=["plain", "with-dropout"])
+def test_runs_that_may_share_a_process_use_its_generator_only_to_build(tiny, monkeypatch, model):
+    """Other threads may be building their networks at any other moment."""
+    recipe = replace(tiny, model=model, regime=replace(tiny.regime, epochs=0.032, drops=()))
+    assert can_share_process(recipe)
+    held = []
+    for name in ("manual_seed", "set_rng_state"):
+        original = getattr(torch.random, name)
+
+        def note(*arguments, original=original):
+            held.append(PROCESS.locked())
+            return original(*arguments)
+
+        for module in (torch, torch.random):
+            monkeypatch.setattr(module, name, note)
+
+    def draw(_record):
+        states.append(torch.get_rng_state())
+
+    states = [torch.get_rng_state()]
+    train(recipe, device="cpu", on_record=draw, evaluations=1)
+    assert held
+    assert all(held)
+    assert all(torch.equal(state, states[0]) for state in states)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model": "python:small_networks:narrow"}, {"data": "folder:PATH"}],
+    ids=["another-network", "image-folder"],
+)
+def test_what_may_draw_from_the_generator_of_the_process_has_it_to_itself(tiny, change):
+    assert not can_share_process(replace(tiny, **{"model": "f1", **change}))

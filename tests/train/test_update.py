@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from ghostbatch import train
+from ghostbatch import Regime, train
 from ghostbatch.data import load
+from ghostbatch.nn import MODELS
 from ghostbatch.nn.fold import FoldedConv2d, PatchConv2d
 from ghostbatch.train.state import (
     ONE_GHOST,
@@ -18,6 +19,7 @@ from ghostbatch.train.state import (
     norm_backend,
     use_gpu_layers,
 )
+from ghostbatch.train.update import Update
 
 
 @pytest.mark.parametrize("network", ["tied", "head_in_fp32"])
@@ -119,3 +121,97 @@ def test_the_layers_for_a_gpu_compute_what_plain_ones_do(tiny, network, ghost, m
 
 
 LAYOUTS = {"contiguous": "contiguous_format", "channels_last": "channels_last"}
+
+
+# ------------------------------------------------------------------------------------ flat weights
+
+
+def short(num_classes, *, in_channels, image_size):
+    """A first layer over patches, a folded convolution, and dropout."""
+    del image_size
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(16, num_classes),
+    )
+
+
+@pytest.fixture
+def flat_recipe(tiny, interpreted, monkeypatch):
+    """A recipe whose weights lie in flat buffers, by kernels in Triton's interpreter."""
+    del interpreted
+    pytest.importorskip("ghostbatch.nn.flat")
+    monkeypatch.setitem(MODELS, "short", short)
+    initial = State.__init__
+
+    def with_gpu_layers(self, plan, info, device):
+        initial(self, plan, info, device)
+        use_gpu_layers(self.model, plan.recipe, one_rank=True)
+
+    monkeypatch.setattr(State, "__init__", with_gpu_layers)
+    return replace(
+        tiny,
+        model="short",
+        data="synthetic:3x8x8:64",
+        batch=16,
+        ghost=8,
+        precision="bf16",
+        augment=True,
+        noise=True,
+        base_batch=8,
+        regime=Regime(lr=0.05, epochs=1, drops=((0.5, 0.005, 0.0),)),
+    )
+
+
+def test_a_run_with_flat_weights_is_that_of_the_optimizer_to_rounding(
+    flat_recipe, tmp_path, monkeypatch
+):
+    kinds = []
+    begin = Update.__init__
+
+    def noted(self, *arguments):
+        begin(self, *arguments)
+        kinds.append(self.flat is not None)
+
+    monkeypatch.setattr(Update, "__init__", noted)
+    for kernels in ("interpret", "0"):
+        monkeypatch.setenv("GHOSTBATCH_KERNELS", kernels)
+        train(flat_recipe, out=tmp_path / kernels, device="cpu")
+    assert kinds == [True, False]
+    fast, slow = (
+        torch.load(tmp_path / kernels / "checkpoint.pt", weights_only=True)["state"]
+        for kernels in ("interpret", "0")
+    )
+    assert fast["tally"]["updates"] == slow["tally"]["updates"]
+    assert fast["optimizer"]["param_groups"] == slow["optimizer"]["param_groups"]
+    for name, right in slow["model"].items():
+        torch.testing.assert_close(fast["model"][name], right, rtol=0.02, atol=0.02)
+    for number, kept in slow["optimizer"]["state"].items():
+        mine = fast["optimizer"]["state"][number]["momentum_buffer"]
+        error = (mine - kept["momentum_buffer"]).norm() / kept["momentum_buffer"].norm()
+        assert error < 0.1
+
+
+def test_a_run_with_flat_weights_that_was_interrupted_has_the_bits_of_one_that_was_not(
+    flat_recipe, tmp_path, outcome
+):
+    def interrupt(record):
+        if record.update >= 2:
+            raise KeyboardInterrupt
+
+    train(flat_recipe, out=tmp_path / "one", device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            flat_recipe,
+            out=tmp_path / "two",
+            device="cpu",
+            on_record=interrupt,
+            checkpoint_updates=1,
+        )
+    train(flat_recipe, out=tmp_path / "two", device="cpu")
+    assert outcome(tmp_path / "one") == outcome(tmp_path / "two")

@@ -1,0 +1,110 @@
+"""Whether a curve has become flat before the learning rate drops, and what the drop gains.
+
+The paper's title: training longer at the high rate improves the final accuracy even while the
+validation error is flat; the gain shows at the drop.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan, pi, sqrt
+
+import numpy as np
+
+from ghostbatch.errors import InputError
+
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Times, and the values at these."""
+
+ANGLES = 100_001
+"""Points of the integral in `student_quantile`."""
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """The slope of some curves before a drop of the rate, and their gain at the drop."""
+
+    slope: float
+    """Change of the value per unit of time, over the last half of the first phase."""
+    slope_interval: tuple[float, float]
+    """Interval of Student's t; it assumes independent residuals about each curve's own line."""
+    gain: float
+    """Mean over the curves: the last value of the next phase minus the line's value at the drop."""
+    gain_interval: tuple[float, float]
+    """Interval of Student's t over the curves; not a number for a single curve."""
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the interval of the slope holds 0, which a short or noisy curve also does."""
+        low, high = self.slope_interval
+        return low <= 0 <= high
+
+
+def find_plateau(
+    curves: Sequence[Curve], drop: float, end: float | None = None, level: float = 0.95
+) -> Plateau:
+    """Fit lines of one common slope to the last half of the first phase of some curves.
+
+    Args:
+        curves: one for each seed, such as validation accuracies by epoch.
+        drop: the time of the first drop; the last half is from drop / 2 to drop.
+        end: the time of the next drop; None is the end of the curves.
+        level: probability of the intervals.
+
+    >>> flat = [0, 2, 4, 6, 8, 10, 12], [0, 0, 70, 71, 69, 70, 80]
+    >>> found = find_plateau([flat], drop=8)
+    >>> found.slope, found.gain, found.is_flat
+    (-0.25, 10.5, True)
+
+    """
+    pairs = [_checked(curve, drop, drop if end is None else end) for curve in curves]
+    halves = [(t[near], v[near]) for t, v in pairs for near in [(t >= drop / 2) & (t <= drop)]]
+    times, values = (
+        np.concatenate([half[k] - half[k].mean() for half in halves]) for k in range(2)
+    )
+    freedom = len(times) - len(halves) - 1
+    if freedom < 1:
+        raise InputError("curves", "too few values in the last half", "evaluate more often")
+    squares = float((times**2).sum())
+    slope = float((times * values).sum()) / squares
+    error = sqrt(float(((values - slope * times) ** 2).sum()) / freedom / squares)
+    last = [v[t <= end][-1] if end is not None else v[-1] for t, v in pairs]
+    lines = [v.mean() + slope * (drop - t.mean()) for t, v in halves]
+    gains = np.array(last) - np.array(lines)
+    count = len(gains)
+    spread = float(gains.std(ddof=1)) / sqrt(count) if count > 1 else nan
+    return Plateau(
+        slope=slope,
+        slope_interval=_interval(slope, error, freedom, level),
+        gain=float(gains.mean()),
+        gain_interval=_interval(float(gains.mean()), spread, max(1, count - 1), level),
+    )
+
+
+def _checked(curve: Curve, drop: float, end: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return a curve as arrays; refuse one without a value after the drop, or an end before it."""
+    times, values = (np.asarray(part, dtype=float) for part in curve)
+    if times.shape != values.shape or times.ndim != 1:
+        raise InputError("curves", "times and values differ in number", "give one for each")
+    if not (0 < drop <= end and len(times) and times[-1] > drop):
+        problem = f"there is no phase after {drop:g}"
+        raise InputError("drop", problem, "give the time of a drop within the curves")
+    return times, values
+
+
+def _interval(middle: float, error: float, freedom: int, level: float) -> tuple[float, float]:
+    reach = student_quantile(freedom, level) * error
+    return middle - reach, middle + reach
+
+
+def student_quantile(freedom: int, level: float = 0.95) -> float:
+    """Return q with P(-q < T < q) = level, for T of Student's t with so many degrees of freedom.
+
+    With t = sqrt(freedom) tan(angle) the density of the angle is cos(angle)^(freedom - 1).
+
+    >>> round(student_quantile(2), 3), round(student_quantile(1000), 3)
+    (4.303, 1.962)
+    """
+    angles = np.linspace(0, pi / 2, ANGLES)
+    density = np.cos(angles) ** (freedom - 1)
+    areas = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return sqrt(freedom) * float(np.tan(np.interp(level, areas / areas[-1], angles)))

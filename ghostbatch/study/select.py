@@ -1,0 +1,78 @@
+"""A study with fewer epochs, on other data, or evaluated on held-out training images."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import isfinite
+
+import torch
+
+from ghostbatch.data import find_dataset, find_info
+from ghostbatch.errors import InputError
+from ghostbatch.nn import find_model
+from ghostbatch.recipe import Recipe
+from ghostbatch.study.declare import Cell, Row, Study
+
+
+def scaled(study: Study, scale: float) -> Study:
+    """Return the study with all epochs of all columns, drops and warm-up too, times ``scale``."""
+    if not (isfinite(scale) and scale > 0):
+        raise InputError("scale", f"{scale:g} is not above 0", "use 0.1, for example")
+    stretched = _each(study, lambda r: replace(r, regime=r.regime.stretched(scale)))
+    return replace(stretched, scale=study.scale * scale)
+
+
+def on_data(study: Study, data: str) -> Study:
+    """Return the study with another data set in every row, and without the paper's figures.
+
+    A row that is called after its data set is called after the new one: resnet44-cifar10 becomes
+    resnet44-cifar100. `check_networks` refuses images that do not fit.
+    """
+    find_dataset(data)
+    label = re.sub(r"[^\w.+-]+", "-", data)  # for folders; it may be a path
+    rows = {}
+    for name, row in study.rows.items():
+        (before, *_) = {recipe.data for recipe in row.columns.values()}
+        new = f"{name.removesuffix(before)}{label}" if name.endswith(f"-{before}") else name
+        rows[new] = replace(row, paper={})
+    return _each(replace(study, rows=rows), lambda r: replace(r, data=data))
+
+
+def held_out(study: Study, images: int) -> Study:
+    """Return the study with so many training images kept aside, and evaluated on these."""
+    return _each(study, lambda r: replace(r, holdout=images))
+
+
+def _each(study: Study, change: Callable[[Recipe], Recipe]) -> Study:
+    """Return the study with every recipe changed."""
+
+    def changed(row: Row) -> Row:
+        return replace(row, columns={name: change(r) for name, r in row.columns.items()})
+
+    instruments = tuple(
+        replace(each, recipe=each.recipe and change(each.recipe)) for each in study.instruments
+    )
+    rows = {name: changed(row) for name, row in study.rows.items()}
+    return replace(study, rows=rows, instruments=instruments)
+
+
+def check_networks(cells: Iterable[Cell]) -> None:
+    """Refuse a data set for which a cell's network cannot be built: its images are too small, say.
+
+    Networks are built without memory for their weights.
+    """
+    seen = set()
+    for cell in cells:
+        recipe = cell.recipe
+        if (recipe.model, recipe.data, recipe.image_size) in seen:
+            continue
+        seen.add((recipe.model, recipe.data, recipe.image_size))
+        info = find_info(recipe.data, recipe.image_size)
+        channels, size, _ = info.shape
+        try:
+            with torch.device("meta"):
+                find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+        except InputError as error:
+            problem = f"{recipe.data} does not fit the row {cell.row}: {error.problem}"
+            remedy = "choose another data set, or other rows by --rows"
+            raise InputError("data", problem, remedy) from None
