@@ -27,7 +27,7 @@ def imported_by(*arguments):
     return {line.rpartition("|")[2].strip() for line in lines}
 
 
-HEAVY = ["torchvision", "triton", "matplotlib", "jinja2", "tyro", "rich"]
+HEAVY = ["torchvision", "triton", "altair", "vl_convert", "jinja2", "tyro", "rich"]
 
 
 @pytest.mark.parametrize("library", ["torch", *HEAVY])
@@ -41,19 +41,19 @@ def test_importing_all_public_names_does_not_import(library):
 
 
 @pytest.mark.parametrize("flag", ["--version", "--help"])
-def test_a_flag_that_only_prints_imports_neither_torch_nor_matplotlib(flag):
+def test_a_flag_that_only_prints_imports_neither_torch_nor_altair(flag):
     imported = imported_by("-m", "ghostbatch", flag)
     assert "ghostbatch.cli" in imported
-    assert not imported & {"torch", "numpy", "matplotlib", "tyro", "rich"}
+    assert not imported & {"torch", "numpy", "altair", "tyro", "rich"}
 
 
 @pytest.mark.parametrize(
     "command", ["list", "plan f1-digits --batch 1024", "train f1-digits --dry-run --device cpu"]
 )
-def test_a_command_that_draws_nothing_does_not_import_matplotlib(command):
+def test_a_command_that_draws_nothing_does_not_import_altair(command):
     imported = imported_by("-m", "ghostbatch", *command.split())
     assert "ghostbatch.recipes" in imported
-    assert not imported & {"matplotlib", "jinja2"}
+    assert not imported & {"altair", "vl_convert", "jinja2"}
 
 
 @pytest.mark.parametrize(

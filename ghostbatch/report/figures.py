@@ -1,232 +1,191 @@
-"""The figures of a study's runs: error against updates and epochs, and weight distance."""
+"""The figures of a study's runs: error, and weight distance, against updates and epochs."""
 
-import io
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
-import matplotlib as mpl
+import altair as alt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from ghostbatch.errors import InputError, check_choice
-from ghostbatch.files import atomic_file
-from ghostbatch.report.growth import describe_growth, fit_growth
+from ghostbatch.errors import check_choice
+from ghostbatch.report.charts import Plot, axis, layered, markers, rounded
+from ghostbatch.report.curves import add_lines, curves_of
+from ghostbatch.report.drawing import Data
+from ghostbatch.report.grid import Grid
+from ghostbatch.report.growth import Growth, fit_growth
+from ghostbatch.report.longer import accuracy_by_distance, gain_at_drop
 from ghostbatch.report.runs import Group, Results
 from ghostbatch.study import Row
-from ghostbatch.train import Record
 
-INK = "#010203"
-"""Colour of text and axes; on the page it becomes the colour of the page's text."""
+LABELS = (0.5, 1, 2, 5, 10, 20, 50, 100)
+FLOOR = LABELS[0]
+"""Lower end of a logarithmic error axis, in percent; smaller errors would squash the others."""
 
-COLOURS = {"SB": "#888e99", "LB": "#d1495b", "+LR": "#dd8a00", "+GBN": "#3b8fd4", "+RA": "#2a9d6f"}
-OTHERS = ("#8d6cc4", "#b0722e", "#5f9ea0", "#c2577f")
-
-FLOOR = 0.5
-"""Lower end of the error axis, in percent; smaller errors would squash the other curves."""
-
-STYLE: Any = {
-    "figure.figsize": (4.8, 3.6),
-    "font.size": 10,
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "ghostbatch",
-    **dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
-    ),
-}
+WHO = (("column", "column", ""), ("run", "run", ""), ("split", "split", ""))
+WHEN = (("update", "update", ",d"), ("epoch", "epoch", ".4~g"))
+VALIDATED = "datum.split == 'validation'"
+FITTED = "datum.split == 'fit'"
+TRAINED = "datum.split == 'train'"
+ZOOMED = "datum.split == 'validation' && datum.share > 200 / 3"
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A figure and its caption."""
-
-    figure: Figure
-    title: str
-    caption: str
-
-    @cached_property
-    def svg(self) -> str:
-        """The drawing as an SVG file."""
-        drawing = io.StringIO()
-        with mpl.rc_context(STYLE):
-            self.figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
-        return drawing.getvalue()
-
-    def write(self, folder: Path, name: str) -> None:
-        """Write SVG and PNG files."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(folder / f"{name}.svg") as file:
-            file.write(self.svg.encode())
-        with atomic_file(folder / f"{name}.png") as file:
-            self.figure.savefig(file, format="png", dpi=200, facecolor="white")
-
-    def on_page(self) -> str:
-        """Return the drawing for a page, with lines and text in the page's text colour."""
-        drawing = self.svg[self.svg.index("<svg") :].replace(INK, "currentColor")
-        return re.sub(r' id="[a-z0-9_.]+_\d+"', "", drawing)  # would clash with other figures'
-
-
-@mpl.rc_context(STYLE)
-def draw_figures(results: Results, folder: Path) -> list[Plot]:
-    """Draw the figures that each row declares, as SVG and PNG files; return them for the page."""
+def row_figures(results: Results) -> list[Plot]:
+    """Return the figures that each row declares, of the runs that have begun."""
     plots = []
-    drawn = {row: [g for g in groups if g.finished] for row, groups in results.rows.items()}
-    drawn = {row: groups for row, groups in drawn.items() if groups}
-    for row, groups in drawn.items():
+    scale = f"all epochs × {results.study.scale:g}" if results.study.scale != 1 else ""
+    for row, groups in results.rows.items():
+        data = curves_of(groups)
         for kind in results.study.rows.get(row, Row({})).figures:
             check_choice(f"figures of row {row}", kind, KINDS)
-            plot, name = KINDS[kind](groups), kind
-            if len(drawn) > 1:
-                plot = replace(plot, caption=f"{row}: {plot.caption}")
-                name = re.sub(r"[^\w.+-]+", "-", f"{row}-{kind}")  # a row may hold a path
-            plot.write(folder, name)
-            plots.append(plot)
+            if (plot := KINDS[kind](groups, data)) is not None:
+                several = len(results.rows) > 1
+                name = re.sub(r"[^\w.+-]+", "-", f"{row}-{kind}") if several else kind
+                subtitle = ", ".join(filter(None, (row if several else "", scale)))
+                plots.append(replace(plot, name=name, subtitle=subtitle))
     return plots
 
 
-def _errors(groups: list[Group], unit: str) -> Plot:
-    figure, axes = new_axes(unit, "error %")
-    for group, colour in _coloured(groups):
-        for split, line in (("train", ":"), ("validation", "-")):
-            t, accuracy = _curves(group, split, unit, "accuracy")
-            label = _label(group) if split == "validation" else None
-            axes.plot(t, (100 - accuracy).mean(0), line, color=colour, label=label, lw=1.5)
-            if split == "validation":
-                _band(axes, t, 100 - accuracy, colour)
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=FLOOR)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter("")
-    axes.legend(loc="lower left")
+def _errors(groups: list[Group], data: Data, unit: str) -> Plot:
+    lowest = max(FLOOR, min(filter(None, data["error"]), default=FLOOR))
+    low = max(label for label in LABELS if label <= lowest)
     caption = (
         f"Error against {unit}s. Solid lines are the validation error: the mean over seeds, with a "
-        "band of one standard deviation. Dotted lines are the error on the training batches."
+        "band of one standard deviation. Dotted lines are the error on the training batches. "
+        f"{_OPEN_RUNS}"
     )
-    return Plot(figure, f"Error against {unit}s", caption)
+    chart = _error_chart(_names(groups, data), unit, low)
+    return Plot(f"error-by-{unit}", f"Error against {unit}s", caption, chart, data)
 
 
-def _distance(groups: list[Group]) -> Plot:
-    figure, axes = new_axes("update", "distance from the initial weights")
-    fits = {fit.column: fit for fit in fit_growth(groups)}
-    found = describe_growth(list(fits.values()))
-    for group, colour in _coloured(groups):
-        t, distance = _curves(group, "train", "update", "distance")
-        axes.plot(t, distance.mean(0), "o", color=colour, ms=2.5, label=_label(group))
-        _band(axes, t, distance, colour)
-        if group.column in fits:
-            mean, line = fits[group.column].mean, np.geomspace(*fits[group.column].window, 50)
-            axes.plot(line, mean.intercept + mean.slope * np.log(line), color=colour, lw=1)
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left")
-    caption = f"Distance of the weights from their initial values, the mean over seeds. {found}"
-    return Plot(figure, "Weight distance", caption)
+@cache
+def _error_chart(names: tuple[str, ...], unit: str, low: float) -> dict[str, Any]:
+    labels = [label for label in LABELS if label >= low]
+    y = axis("error", "error %", log=True, low=low, values=labels)
+
+    def layers(base: alt.Chart) -> list[alt.Chart]:
+        lines, points = _lines(base, names)
+        band, points = (part.transform_filter(VALIDATED) for part in (_band(base, y), points))
+        return [band, lines.encode(strokeDash=_DASHES), points]
+
+    tooltip = [*WHO, *WHEN, ("error", "error %", ".2f"), *_ends("error")]
+    return layered("column", names, axis(unit, unit, log=True), y, tooltip, layers)
 
 
-def _accuracy_by_distance(groups: list[Group]) -> Plot:
-    """Plot final accuracy against final distance; fit the effect of doubling the first phase."""
-    figure, axes = new_axes("distance from the initial weights at the end", "test accuracy %")
-    axes.set_xscale("linear")
-    lengths, ends = [], []
-    for group, colour in _coloured(groups):
-        distance = np.array(group.over_seeds(lambda s: s.distance))
-        accuracy = np.array(group.over_seeds(lambda s: s.accuracy))
-        across, up = (each.std(ddof=min(1, len(each) - 1)) for each in (distance, accuracy))
-        means = distance.mean(), accuracy.mean()
-        axes.errorbar(*means, up, across, "o", color=colour, label=_label(group))
-        drops = group.runs[0].plan.drop_updates
-        if not drops:
-            problem = f"accuracy-by-distance needs a drop of the rate, and {group.column} has none"
-            raise InputError("figures", problem, "leave this figure out of the row")
-        lengths += [float(np.log2(drops[0]))] * len(accuracy)
-        ends += accuracy.tolist()
-    axes.legend(loc="lower right")
+def _zoomed(groups: list[Group], data: Data) -> Plot:
     caption = (
-        "Test accuracy at the end against the distance of the weights from their initial values. "
-        "The columns differ in the length of the first phase, at the high learning rate; the later "
-        "phases are the same. Points are means over seeds, bars one standard deviation."
+        "Validation error over the last third of each column's training, on axes that fit it: the "
+        f"mean over seeds, with a band of one standard deviation. {_OPEN_RUNS}"
     )
-    if len(set(lengths)) > 1:
-        slope, (low, high) = slope_with_interval(np.array(lengths), np.array(ends))
+    chart = _zoomed_chart(_names(groups, data))
+    return Plot("error-zoomed", "Validation error at the end", caption, chart, data)
+
+
+@cache
+def _zoomed_chart(names: tuple[str, ...]) -> dict[str, Any]:
+    x, y = axis("share", "part of the training done, %"), axis("error", "validation error %")
+
+    def layers(base: alt.Chart) -> list[alt.Chart]:
+        return [part.transform_filter(ZOOMED) for part in (_band(base, y), *_lines(base, names))]
+
+    tooltip = [*WHO, *WHEN, ("error", "error %", ".2f"), *_ends("error")]
+    return layered("column", names, x, y, tooltip, layers, mouse=ZOOMED)
+
+
+def _distance(groups: list[Group], data: Data) -> Plot:
+    fits = fit_growth([group for group in groups if group.finished])
+    caption = (
+        "Distance of the weights from their initial values: the mean over seeds, with a band of "
+        f"one standard deviation. {_OPEN_RUNS}"
+    )
+    if fits:
+        first, last = fits[0].window
         caption += (
-            f" Doubling the first phase changes the accuracy by {slope:.2f} points (95 % bootstrap "
-            f"interval {low:.2f} to {high:.2f})."
+            f"Dashed lines are fits of d = a + b ln t to the log-spaced updates from {first:,} to "
+            f"{last:,}, before the first drop of the learning rate in any column. Slopes b, and "
+            "exponents p of d = a + b (ln t)^p, are means and standard deviations over seeds; AIC "
+            "compares ln t with sqrt t."
         )
-    return Plot(figure, "Train longer", caption)
+    else:
+        caption += "There are not enough records before the first drop of the rate for a fit."
+    add_lines(data, "fit", {fit.column: _fitted(fit) for fit in fits})
+    chart = _distance_chart(_names(groups, data))
+    return Plot("distance", "Weight distance", caption, chart, data, _fit_table(fits))
 
 
-KINDS: dict[str, Callable[[list[Group]], Plot]] = {
+def _fitted(fit: Growth) -> tuple[list[float], list[float]]:
+    """Return updates, and the distances of the fit there."""
+    t = np.geomspace(*fit.window, 40)
+    d = fit.mean.intercept + fit.mean.slope * np.log(t)
+    return rounded(t[d >= 0]), rounded(d[d >= 0])
+
+
+@cache
+def _distance_chart(names: tuple[str, ...]) -> dict[str, Any]:
+    y = axis("distance", "distance from the initial weights", low=0)
+
+    def layers(base: alt.Chart) -> list[alt.Chart]:
+        drawn = [_band(base, y), *_lines(base, names)]
+        drawn = [part.transform_filter(TRAINED) for part in drawn]
+        fitted = base.mark_line(strokeDash=[5, 4], strokeWidth=1.4, stroke="currentColor")
+        return [*drawn, fitted.encode(detail="column:N").transform_filter(FITTED)]
+
+    tooltip = [*WHO[:2], *WHEN, ("distance", "distance", ".4~g"), *_ends("distance")]
+    x = axis("update", "update", log=True)
+    return layered("column", names, x, y, tooltip, layers, mouse=TRAINED)
+
+
+def _fit_table(fits: Sequence[Growth]) -> Grid | None:
+    lines = [(fit.column, fit.slope, fit.exponent, fit.mean.finding) for fit in fits]
+    return Grid(("", "slope b", "exponent p", "law"), lines) if lines else None
+
+
+_OPEN_RUNS = "Thin lines are single runs that have not finished or have diverged. "
+_DASHES = alt.StrokeDash(
+    "split:N",
+    scale=alt.Scale(domain=["validation", "train"], range=[[1, 0], [2, 3]]),
+    title=None,
+)
+
+
+def _lines(base: alt.Chart, names: Sequence[str]) -> list[alt.Chart]:
+    """Return the curves, and a few markers on each; the curves of unfinished runs are thin."""
+    unfinished = "test(/not finished|diverged/, datum.run)"
+    width = alt.condition(unfinished, alt.value(1), alt.value(2))
+    lines: alt.Chart = base.mark_line(strokeJoin="round").encode(detail="run:N", strokeWidth=width)
+    return [lines, markers(base, "column", names).transform_filter("datum.marker")]
+
+
+def _band(base: alt.Chart, y: dict[str, Any]) -> alt.Chart:
+    """Return the bands of one standard deviation."""
+    value = y["shorthand"].removesuffix(":Q")
+    low = alt.Y(**{**y, "shorthand": f"{value}_low:Q"})
+    ends: alt.Chart = base.encode(y=low, y2=f"{value}_high:Q", detail="run:N").mark_area(
+        opacity=0.2
+    )
+    return ends.transform_filter(f"datum.{value}_low != null")
+
+
+def _ends(value: str) -> list[tuple[str, str, str]]:
+    return [
+        (f"{value}_low", "minus one deviation", ".4~g"),
+        (f"{value}_high", "plus one deviation", ".4~g"),
+    ]
+
+
+def _names(groups: list[Group], data: Data) -> tuple[str, ...]:
+    """Return the columns that have curves."""
+    drawn = set(data["column"])
+    return tuple(group.column for group in groups if group.column in drawn)
+
+
+KINDS: dict[str, Callable[[list[Group], Data], Plot | None]] = {
     "error-by-update": partial(_errors, unit="update"),
     "error-by-epoch": partial(_errors, unit="epoch"),
+    "error-zoomed": _zoomed,
     "distance": _distance,
-    "accuracy-by-distance": _accuracy_by_distance,
+    "accuracy-by-distance": accuracy_by_distance,
+    "gain-at-drop": gain_at_drop,
 }
 """Figures that a row of a study may have, by the name of their files."""
-
-
-def slope_with_interval(
-    x: np.ndarray, y: np.ndarray, resamples: int = 2000
-) -> tuple[float, tuple[float, float]]:
-    """Return the slope of a line through points, and its 95 % bootstrap interval over points.
-
-    >>> slope, (low, high) = slope_with_interval(np.arange(9.0), 2 * np.arange(9.0))
-    >>> round(slope, 6), round(low, 6), round(high, 6)
-    (2.0, 2.0, 2.0)
-    """
-    draw = np.random.default_rng(0)
-    slopes = []
-    for chosen in draw.integers(0, len(x), (resamples, len(x))):
-        if np.ptp(x[chosen]) > 0:
-            slopes.append(np.polyfit(x[chosen], y[chosen], 1)[0])
-    low, high = np.quantile(slopes, [0.025, 0.975])
-    return float(np.polyfit(x, y, 1)[0]), (float(low), float(high))
-
-
-def _curves(group: Group, split: str, time: str, value: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a field of the records at the updates after 0 that all finished seeds have.
-
-    The times have shape (times), the values (seeds, times).
-    """
-    kept = [[r for r in run.records.shown if r.split == split] for run in group.finished]
-    return _shared(kept, time, value)
-
-
-def _shared(seeds: list[list[Record]], time: str, value: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `_curves` does, for the records of each seed."""
-    kept = [{r.update: r for r in records if r.update > 0} for records in seeds]
-    shared = sorted(set.intersection(*map(set, kept)))
-    times = np.array([getattr(kept[0][update], time) for update in shared])
-    return times, np.array([[getattr(seed[update], value) for update in shared] for seed in kept])
-
-
-def _band(axes: Axes, t: np.ndarray, values: np.ndarray, colour: str) -> None:
-    if len(values) > 1:
-        middle, deviation = values.mean(0), values.std(0, ddof=1)
-        axes.fill_between(t, middle - deviation, middle + deviation, color=colour, alpha=0.2, lw=0)
-
-
-def _label(group: Group) -> str:
-    """Return the column's name for a legend; matplotlib reads text between dollars as a formula."""
-    return group.column.replace("$", r"\$")
-
-
-def _coloured(groups: list[Group]) -> Iterator[tuple[Group, str]]:
-    spare = iter(OTHERS * len(groups))
-    for group in groups:
-        yield group, COLOURS.get(group.column) or next(spare)
-
-
-def new_axes(x: str, y: str) -> tuple[Figure, Axes]:
-    """Return an empty figure with a logarithmic x axis."""
-    figure = Figure(layout="constrained")
-    axes = figure.add_subplot(xscale="log", xlabel=x, ylabel=y)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    return figure, axes

@@ -61,20 +61,6 @@ def fit_growth(groups: list[Group]) -> list[Growth]:
     return fits
 
 
-def describe_growth(fits: list[Growth]) -> str:
-    """Return the fits in words."""
-    if not fits:
-        return "There are not enough records before the first drop of the learning rate for a fit."
-    first, last = fits[0].window
-    columns = (f"{f.column}: b = {f.slope}, p = {f.exponent}, {f.mean.finding}" for f in fits)
-    return (
-        f"Lines are fits of d = a + b ln t to log-spaced updates from {first} to {last}, before "
-        "the first drop of the learning rate in any column. Slopes b, and exponents p of "
-        "d = a + b (ln t)^p, are means and standard deviations over seeds; AIC compares ln t with "
-        f"sqrt t. {'; '.join(columns)}."
-    )
-
-
 def first_phase_end(group: Group) -> int:
     """Return the update of the first drop; with hold "distance", the earliest of the seeds."""
     plan = group.runs[0].plan

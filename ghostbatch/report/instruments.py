@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+import altair as alt
 import numpy as np
 
 from ghostbatch.diagnostics import RandomPotential, fit_diffusion
 from ghostbatch.errors import InputError
-from ghostbatch.report.figures import OTHERS, STYLE, Plot, new_axes
+from ghostbatch.report.charts import OTHERS, Plot, axis, declared, layered, markers, rounded
+from ghostbatch.report.drawing import NAME, Data
+from ghostbatch.report.grid import Grid
 from ghostbatch.report.runs import Results
 
 BINS = (10, 20, 50)
@@ -20,9 +22,8 @@ RADII = (3.0, 10.0, 20.0)
 """Radii of the random potential besides its largest: alpha depends on them."""
 
 
-@mpl.rc_context(STYLE)
-def draw_instruments(results: Results, folder: Path) -> list[Plot]:
-    """Draw the figures of the study's instruments whose files are in ``folder``.
+def instrument_figures(results: Results, folder: Path) -> list[Plot]:
+    """Return the figures of the study's instruments whose files are in ``folder``.
 
     A file that cannot be read is warned of and left out; it is refused if there is nothing else.
     """
@@ -32,14 +33,10 @@ def draw_instruments(results: Results, folder: Path) -> list[Plot]:
         source = folder / f"{instrument.name}.json"
         if source.exists():
             try:
-                figures = KINDS[instrument.name](json.loads(source.read_text()))
+                plots += KINDS[instrument.name](json.loads(source.read_text()))
             except (ValueError, KeyError, TypeError, AttributeError):
                 problem = f"{source} cannot be read"
                 errors.append(InputError("folder", problem, "delete it, and run the study again"))
-                continue
-            for name, plot in figures.items():
-                plot.write(folder / "figures", name)
-            plots += figures.values()
     if errors and not (plots or results.rows):
         raise errors[0]
     for error in errors:
@@ -47,101 +44,146 @@ def draw_instruments(results: Results, folder: Path) -> list[Plot]:
     return plots
 
 
-def _walk(found: dict[str, Any]) -> dict[str, Plot]:
-    figure, axes = new_axes("step", "distance (root-mean-square)")
-    verdicts = []
-    for (kind, walk), colour in zip(found.items(), OTHERS, strict=False):
-        t, d = np.array(walk["times"]), np.array(walk["distances"])
-        axes.errorbar(t, d, walk["stderrs"], fmt="o", ms=2.5, color=colour, label=kind)
+def _walk(found: dict[str, Any]) -> list[Plot]:
+    data: Data = {name: [] for name in ("line", "step", "distance", "low", "high", "fit")}
+    lines = []
+    for kind, walk in found.items():
+        t, d, error = (np.array(walk[name]) for name in ("times", "distances", "stderrs"))
         late = t >= 10  # the first steps on a grid are not yet a diffusion
         fit = fit_diffusion(t[late].tolist(), d[late].tolist())
+        basis = np.log(t) ** fit.exponent if fit.better == "log" else np.sqrt(t)
+        b, a = np.polyfit(basis[late], d[late], 1)
+        data["line"] += [kind] * len(t)
+        data["step"] += t.tolist()
+        for name, values in (("distance", d), ("low", d - error), ("high", d + error)):
+            data[name] += rounded(values)
+        drawn = zip(a + b * basis, late, strict=True)
+        data["fit"] += [rounded([value])[0] if is_late else None for value, is_late in drawn]
         low, high = fit.exponent_interval
-        basis = np.log(t[late]) ** fit.exponent if fit.better == "log" else np.sqrt(t[late])
-        b, a = np.polyfit(basis, d[late], 1)
-        axes.plot(t[late], a + b * basis, color=colour, lw=1)
-        verdicts.append(f"{kind}: p = {fit.exponent:.2f} in [{low:.2f}, {high:.2f}], {fit.finding}")
-    axes.set_yscale("log")
-    axes.legend(loc="upper left")
+        lines.append((kind, f"{fit.exponent:.2f}", f"[{low:.2f}, {high:.2f}]", fit.finding))
+    y = axis("distance", "distance (root-mean-square)", log=True)
+
+    def layers(base: alt.Chart) -> list[alt.Chart]:
+        ends = base.encode(y=alt.Y(**{**y, "shorthand": "low:Q"}), y2="high:Q")
+        fitted = base.encode(y=alt.Y(**{**y, "shorthand": "fit:Q"}))
+        return [
+            fitted.mark_line(strokeWidth=1.5).transform_filter("datum.fit > 0"),
+            ends.mark_rule().transform_filter("datum.low > 0"),
+            markers(base, "line", list(found), 25).transform_filter("datum.distance > 0"),
+        ]
+
+    tooltip = [("line", "line", ""), ("step", "step", ",d"), ("distance", "distance", ".4~g")]
+    tooltip.append(("fit", "fit", ".4~g"))
+    chart = layered(
+        *("line", list(found), axis("step", "step", log=True), y, tooltip, layers),
+        mouse="datum.distance > 0",
+    )
     caption = (
         "Distance of a thousand walkers on a Brownian potential, where theory predicts (ln t)^2, "
-        "and of a thousand on a flat line, where it predicts sqrt t. Lines are fits from step 10 "
-        "on: d = a + b (ln t)^p, or d = a + b sqrt t if AIC prefers sqrt t to ln t. The exponent p "
-        f"has a 95 % interval. {'; '.join(verdicts)}."
+        "and of a thousand on a flat line, where it predicts sqrt t. Bars are standard errors. "
+        "Lines are fits from step 10 on: d = a + b (ln t)^p, or d = a + b sqrt t if AIC prefers "
+        "sqrt t to ln t."
     )
-    return {"walk": Plot(figure, "Walkers on a rough line and on a flat one", caption)}
+    table = Grid(("", "exponent p", "95 % interval", "law"), lines)
+    return [Plot("walk", "Walkers on a rough and on a flat line", caption, chart, data, table)]
 
 
-def _separable(found: dict[str, Any]) -> dict[str, Plot]:
-    distance, lengths = new_axes("ln t", "|w| / |w_hat|")
-    gap, products = new_axes("ln t", "gap of the margin times ln t")
-    lengths.set_xscale("linear")
-    products.set_xscale("linear")
-    draws, colours = found["draws"], OTHERS * len(found["draws"])
-    for draw, colour in zip(draws, colours, strict=False):
-        log_t = np.log(draw["times"])
-        lengths.plot(log_t, np.array(draw["distances"]) / draw["length"], color=colour, lw=1)
-        products.plot(log_t, np.array(draw["gaps"]) * log_t, color=colour, lw=1)
-        products.plot(log_t[-1], draw["limit"], "o", ms=3, color=colour)
-    lengths.plot(log_t, log_t, "--", color="#888888", lw=1)
-    rows = (
-        f"{limit:.4f}, {product:.4f} and {scaled:.4f} ({left:.0e})"
-        for limit, product, scaled, left in gap_limits(draws)
-    )
-    return {
-        "separable-distance": Plot(
-            distance,
+def _separable(found: dict[str, Any]) -> list[Plot]:
+    draws = found.get("draws") or [{**found, "length": float(np.linalg.norm(found["vector"]))}]
+    names = [f"draw {index}" for index in range(len(draws))]
+    data: Data = {name: [] for name in ("draw", "time", "log_time", "length", "product")}
+    lines = []
+    for name, draw in zip(names, draws, strict=True):
+        t, gaps = np.array(draw["times"]), np.array(draw["gaps"])
+        lengths = np.array(draw["distances"]) / draw["length"]
+        data["draw"] += [name] * len(t)
+        data["time"] += rounded(t)
+        data["log_time"] += rounded(np.log(t))
+        data["length"] += rounded(lengths)
+        data["product"] += rounded(gaps * np.log(t))
+        limit = f"{draw['limit']:.4f}" if "limit" in draw else "–"
+        left = f"{t[-1] ** -draw['slack']:.0e}" if "slack" in draw else "–"
+        ends = (gaps[-1] * np.log(t[-1]), gaps[-1] * lengths[-1])
+        lines.append((name, limit, *(f"{end:.4f}" for end in ends), left))
+    plots = []
+    for field, x, y, title, caption in (
+        (
+            "length",
+            axis("time", "time", log=True),
+            "length of w over that of the hard-margin vector",
             "Logistic regression on separable data moves as log t",
             f"Length of the weight vector w(t) of logistic regression on {len(draws)} draws of "
-            "separable data, over the length of the hard-margin vector w_hat. The dashed line is "
-            "ln t; in theory every draw becomes parallel to it.",
+            "separable data, over the length of the hard-margin vector. Theory lets every draw "
+            "grow as ln t plus a constant.",
         ),
-        "separable-gap": Plot(
-            gap,
+        (
+            "product",
+            axis("log_time", "ln t"),
+            "gap of the margin times ln t",
             "The gap of the margin shrinks as 1 / log t",
             "Gap between the margin of w(t) and the largest possible one, times ln t, for "
-            f"{len(draws)} draws of the data. Points are the limits, in closed form: "
-            "(H(p) - ln(1 / p_max)) / |w_hat|, with p the normalised dual weights of the support "
-            "vectors. For each draw: the limit, gap x ln t at the end, and gap x |w| / |w_hat|, "
-            "which has the same limit and reaches it sooner; in brackets t^-s, the weight left of "
-            f"the sample that is nearest to being a support vector. {'; '.join(rows)}.",
+            f"{len(draws)} draws of the data. The table has for each draw the limit in closed "
+            "form, (H(p) - ln(1 / p_max)) / |w_hat| with p the normalised dual weights of the "
+            "support vectors; gap x ln t and gap x |w| / |w_hat| at the end, which have this "
+            "limit; and t^-s, the weight left of the sample nearest to being a support vector.",
         ),
-    }
+    ):
+        tooltip = [("draw", "draw", ""), ("log_time", "ln t", ".4~g"), (field, field, ".5~g")]
+
+        def layers(base: alt.Chart) -> list[alt.Chart]:
+            return [base.mark_line(strokeWidth=1.8)]
+
+        chart = layered("draw", names, x, axis(field, y), tooltip, layers)
+        headers = ("", "limit", "gap x ln t", "gap x |w| / |w_hat|", "t^-s")
+        table = Grid(headers, lines) if field == "product" else None
+        name = {"length": "separable-distance", "product": "separable-gap"}[field]
+        plots.append(Plot(name, title, caption, chart, data, table))
+    return plots
 
 
-def gap_limits(draws: list[dict[str, Any]]) -> list[tuple[float, float, float, float]]:
-    """Return for each draw the limit, gap x ln t and gap x |w| / |w_hat| at the end, and t^-s."""
-    rows = []
-    for draw in draws:
-        t, gap = draw["times"][-1], draw["gaps"][-1]
-        scaled = gap * draw["distances"][-1] / draw["length"]
-        rows.append((draw["limit"], gap * np.log(t), scaled, t ** -draw["slack"]))
-    return rows
-
-
-def _potential(found: dict[str, Any]) -> dict[str, Plot]:
+def _potential(found: dict[str, Any]) -> list[Plot]:
     measured = (found["distances"], found["losses"], found["origin"], found["radius"])
     scan = RandomPotential.from_losses(*measured, BINS)
-    figure, axes = new_axes("distance from the initial weights", "deviation of the loss (rms)")
-    for (count, bins), colour in zip(scan.binned.items(), OTHERS, strict=False):
-        axes.plot(bins.distances, bins.rms, "o", ms=3, color=colour, label=f"{count} bins")
-    axes.set_yscale("log")
-    axes.legend(loc="upper left")
-    rows = (
-        f"{part.alpha:.2f} ± {part.alpha_stderr:.2f} and {part.detrended.alpha:.2f} ± "
-        f"{part.detrended.alpha_stderr:.2f} up to {part.radius:.3g}"
-        for part in by_radius(scan)
+    data: Data = {name: [] for name in ("bins", "distance", "rms")}
+    for count, bins in scan.binned.items():
+        data["bins"] += [f"{count} bins"] * len(bins.distances)
+        data["distance"] += rounded(bins.distances)
+        data["rms"] += rounded(bins.rms)
+    names = [f"{count} bins" for count in BINS]
+    y = axis("rms", "deviation of the loss (rms)", log=True)
+    base = alt.Chart().encode(
+        x=alt.X(**axis("distance", "distance", log=True)),
+        y=alt.Y(**y),
+        tooltip=[
+            alt.Tooltip("distance:Q", format=".4~g"),
+            alt.Tooltip("rms:Q", title="deviation", format=".4~g"),
+        ],
+    )
+    points = base.mark_point(size=45, filled=False, stroke=OTHERS[0], strokeWidth=1.8)
+    chart = alt.layer(points).properties(width=190, height=220)
+    panels = chart.facet(
+        alt.Facet("bins:N", sort=names, title=None), columns=3, data=alt.NamedData(name=NAME)
     )
     drawn = " (Glorot's)" if found.get("init") == "glorot" else ""
     caption = (
         f"Root-mean-square deviation of the loss of {found['model']} from its value at the initial "
-        f"weights{drawn}, by distance, at {len(scan.losses):,} random places. The loss is over "
-        f"{found['images']:,} training images of {found['data']}. Runs of this study ended at "
-        f"distances up to {found['walked']:.3g}. The exponent alpha is the maximum of the "
-        "likelihood, with its standard error, of all changes of the loss and with their mean trend "
-        f"removed: {', '.join(rows)}. The paper finds 2, but any smooth loss with a gradient has 2 "
-        "near the origin."
+        f"weights{drawn}, by distance from them, at {len(scan.losses):,} random places, for "
+        f"several numbers of bins. The loss is over {found['images']:,} training images of "
+        f"{found['data']}. Runs of this study ended at distances up to {found['walked']:.3g}. The "
+        "exponent alpha is the maximum of the likelihood, with its standard error, of all changes "
+        "of the loss and with their mean trend removed. The paper finds 2, but any smooth loss "
+        "with a gradient has 2 near the origin."
     )
-    return {"potential": Plot(figure, "The random potential", caption)}
+    lines = [
+        (
+            f"{part.radius:.3g}",
+            f"{part.alpha:.2f} ± {part.alpha_stderr:.2f}",
+            f"{part.detrended.alpha:.2f} ± {part.detrended.alpha_stderr:.2f}",
+        )
+        for part in by_radius(scan)
+    ]
+    table = Grid(("up to distance", "alpha", "alpha, trend removed"), lines)
+    return [Plot("potential", "The random potential", caption, declared(panels), data, table)]
 
 
 def by_radius(scan: RandomPotential) -> list[RandomPotential]:
@@ -150,9 +192,9 @@ def by_radius(scan: RandomPotential) -> list[RandomPotential]:
     return [*map(scan.within, near), scan]
 
 
-KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Plot]]] = {
+KINDS: dict[str, Callable[[dict[str, Any]], list[Plot]]] = {
     "walk": _walk,
     "separable": _separable,
     "potential": _potential,
 }
-"""For each instrument, a function from its file to its figures by name."""
+"""For each instrument, a function from the content of its file to its figures."""

@@ -1,48 +1,143 @@
 """One self-contained HTML page from a folder of runs."""
 
+import csv
+import io
+import shlex
+from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ghostbatch import __version__
 from ghostbatch.files import atomic_file, remove_leftovers
-from ghostbatch.report.figures import draw_figures
-from ghostbatch.report.instruments import draw_instruments
-from ghostbatch.report.runs import read_results
-from ghostbatch.report.table import HEADERS, Table, show_rates, table_of
+from ghostbatch.report.charts import Plot
+from ghostbatch.report.drawing import Data, VegaScript, draw_files
+from ghostbatch.report.entries import Entry, entries_of
+from ghostbatch.report.figures import row_figures
+from ghostbatch.report.grid import by_columns, overview, row_grid
+from ghostbatch.report.instruments import instrument_figures
+from ghostbatch.report.runs import Results, read_results
+from ghostbatch.report.table import Table, show_rates, tables_of
+from ghostbatch.train import Record
+
+RECORDS = "records.csv"
 
 
-def write_report(folder: Path) -> tuple[Path, list[Table]]:
-    """Write ``report.html`` and ``figures/`` into a folder of runs; return the page and tables."""
-    results = read_results(folder)
-    for place in (folder, folder / "figures"):
-        remove_leftovers(place)
-    unreadable = dict(results.unreadable)
-    tables = [
-        table_of(row, groups, unreadable.pop(row, ())) for row, groups in results.rows.items()
-    ]
-    cells = [(row, group) for row, groups in results.rows.items() for group in groups]
-    notes = [row.note for name, row in results.study.rows.items() if name in results.rows]
-    notes += [f"{row} {line}".strip() for row, lines in unreadable.items() for line in lines]
-    page = Environment(
-        loader=PackageLoader("ghostbatch", "report"), autoescape=True, undefined=StrictUndefined
-    ).get_template("page.html.j2")
-    content = page.render(
-        title=folder.resolve().name,
-        version=__version__,
-        headers=HEADERS,
-        tables=tables,
-        notes=dict.fromkeys(filter(None, notes)),
-        plots=[*draw_figures(results, folder / "figures"), *draw_instruments(results, folder)],
-        plans=[
-            (f"{row}, " * (len(results.rows) > 1) + group.column, group.runs[0].plan)
-            for row, group in cells
-            if group.finished
-        ],
-        rates=show_rates,
-        devices=sorted({run.device for _, group in cells for run in group.runs}),
-    )
+def write_report(folder: Path, figures: bool = False) -> tuple[Path, list[Table]]:
+    """Write ``report.html`` and ``records.csv``; return the page and the tables.
+
+    With ``figures``, write every figure as SVG and PNG to the folder of that name, too.
+    """
+    with VegaScript() as vega:
+        results = read_results(folder)
+        plots = [*row_figures(results), *instrument_figures(results, folder)]
+        for place in (folder, folder / "figures"):
+            remove_leftovers(place)
+        if figures:
+            (folder / "figures").mkdir(exist_ok=True)
+        for plot in plots if figures else ():
+            draw_files(plot.spec, plot.data, folder / "figures" / plot.name)
+        _write_records(results, folder / RECORDS)
+        content = _render(folder, results, plots, vega.text() if plots else "")
     target = folder / "report.html"
     with atomic_file(target) as file:
         file.write(content.encode())
-    return target, tables
+    return target, tables_of(results)
+
+
+def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str:
+    rows = entries_of(results)
+    environment = Environment(
+        loader=PackageLoader("ghostbatch", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    data, places = _distinct([plot.data for plot in plots])
+    figures = [
+        {"spec": plot.chart, "data": place} for plot, place in zip(plots, places, strict=True)
+    ]
+    return environment.get_template("page.html.j2").render(
+        title=folder.resolve().name,
+        version=__version__,
+        study=results.study,
+        overviews=[overview(group) for group in by_columns(rows) if len(group) > 1],
+        rows={row: (row_grid(entries), entries) for row, entries in rows.items()},
+        notes={name: row.note for name, row in results.study.rows.items() if row.note},
+        unreadable=[
+            f"{row} {line}".strip() for row, lines in results.unreadable.items() for line in lines
+        ],
+        details=lambda entry: _details(entry, folder),
+        plots=plots,
+        figures={"figures": figures, "data": data},
+        has_records=bool(results.rows),
+        records=RECORDS,
+        style=_text("page.css"),
+        behaviour=_text("page.js"),
+        vega=vega,
+    )
+
+
+def _text(name: str) -> str:
+    return files("ghostbatch.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _distinct(tables: list[Data]) -> tuple[list[Data], list[int]]:
+    """Return the tables without repeats, and the place of each in them."""
+    places: dict[int, int] = {}
+    found: list[Data] = []
+    for table in tables:
+        if places.setdefault(id(table), len(found)) == len(found):
+            found.append(table)
+    return found, [places[id(table)] for table in tables]
+
+
+def _details(entry: Entry, folder: Path) -> dict[str, Any]:
+    """Return the recipe of an entry, and what each of its runs cost and ran on."""
+    runs = entry.group.runs if entry.group else []
+    recipe = {name: value for name, value in entry.recipe.as_dict().items() if name != "seed"}
+    return {
+        "recipe": {name: "–" if value is None else value for name, value in recipe.items()},
+        "rates": show_rates(runs[0].plan) if runs else "–",
+        "runs": [
+            {
+                "seed": run.seed,
+                "status": run.status,
+                "summary": run.summary,
+                "recalibrated": entry.recalibrated.get(run.seed),
+                "date": run.date,
+                "header": {"versions": {}, "commit": None, **run.header},
+                "command": f"ghostbatch train --from {_path(run.folder, folder)}",
+            }
+            for run in runs
+        ],
+    }
+
+
+def _path(run: Path, folder: Path) -> str:
+    """Return the path of a run as a command takes it, from where the report's folder was named."""
+    return shlex.quote(str(folder / run.relative_to(folder.resolve())))
+
+
+def _write_records(results: Results, target: Path) -> None:
+    """Write the records that the figures are made from as CSV."""
+    names = list(Record.__dataclass_fields__)
+    values_of = attrgetter(*names)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(["row", "column", "seed", *names])
+    for row, groups in results.rows.items():
+        for group in groups:
+            for run in group.runs:
+                start = io.StringIO()
+                csv.writer(start, lineterminator=",").writerow([row, group.column, run.seed])
+                first = start.getvalue()
+                for record in run.records.shown:
+                    values = ",".join(map(str, values_of(record))).replace("None", "")
+                    text.write(f"{first}{values}\n")
+    if results.rows:
+        with atomic_file(target) as file:
+            file.write(text.getvalue().encode())

@@ -2,8 +2,10 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import Plan, Recipe
@@ -18,11 +20,25 @@ from ghostbatch.train import Summary, read_header, read_summary
 class Run:
     """One run folder."""
 
+    folder: Path
     plan: Plan
-    device: str
+    header: dict[str, Any]
+    """The content of ``run.json``: versions, device, commit and more."""
     records: RunRecords
     summary: Summary | None
     """None while the run has not ended."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the recipe."""
+        return self.plan.recipe.seed
+
+    @property
+    def date(self) -> str:
+        """When the run last wrote one of its files, as the file system tells."""
+        files = (self.folder / name for name in ("summary.json", "metrics.jsonl", "run.json"))
+        latest = next(path.stat().st_mtime for path in files if path.exists())
+        return datetime.fromtimestamp(latest, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
     @property
     def status(self) -> str:
@@ -58,6 +74,8 @@ class Results:
     """The columns that have runs, by row; in the order of the study."""
     unreadable: dict[str, list[str]]
     """By row, a line for each run that cannot be read; single runs have the row ""."""
+    missing: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    """By row and column, the declared seeds whose run has not begun."""
 
 
 FILES = ("run.json", "summary.json", "checkpoint.pt")
@@ -74,6 +92,8 @@ class RunReader:
         """As in `Results`."""
         self.errors: list[InputError] = []
         """Why each of these cannot be read."""
+        self.missing: dict[tuple[str, str], list[int]] = {}
+        """As in `Results`."""
 
     def read(self, folder: Path, name: str, row: str = "") -> Run | None:
         """Return the run in a folder, or None if one of its files cannot be read."""
@@ -94,10 +114,11 @@ class RunReader:
             for column in declared.columns:
                 for seed in study.seeds:
                     folder = home / row / column / f"seed-{seed}"
-                    begun = any((folder / name).exists() for name in FILES)
-                    if not (begun and folder.is_relative_to(top)):
+                    if not folder.is_relative_to(top):
                         continue
-                    if (run := self.read(folder, f"{column} seed {seed}", row)) is not None:
+                    if not any((folder / name).exists() for name in FILES):
+                        self.missing.setdefault((row, column), []).append(seed)
+                    elif (run := self.read(folder, f"{column} seed {seed}", row)) is not None:
                         self.runs.setdefault((row, column), []).append(run)
 
     def read_single(self, top: Path) -> None:
@@ -120,7 +141,7 @@ def read_results(folder: Path) -> Results:
     found = RunReader()
     found.read_study(study, home, top)
     if not (found.runs or found.unreadable):
-        study = replace(study, rows={})
+        study, found.missing = replace(study, rows={}), {}
         found.read_single(top)
     if found.errors and not found.runs:
         first = found.errors[0]
@@ -138,7 +159,7 @@ def read_results(folder: Path) -> Results:
             problem = f"{row} {column} holds runs of different recipes"
             raise InputError("folder", problem, "report the folder of one study")
         rows.setdefault(row, []).append(Group(column, members))
-    return Results(study, rows, found.unreadable)
+    return Results(study, rows, found.unreadable, found.missing)
 
 
 def _differing(runs: list[Run]) -> set[str]:
@@ -149,9 +170,11 @@ def _differing(runs: list[Run]) -> set[str]:
 
 def _read_run(folder: Path) -> Run:
     header = read_header(folder)
+    plan = Recipe.from_dict(header["recipe"]).plan(header["samples"])
     return Run(
-        plan=Recipe.from_dict(header["recipe"]).plan(header["samples"]),
-        device=header["device"],
-        records=read_run_records(folder / "metrics.jsonl"),
+        folder=folder,
+        plan=plan,
+        header=header,
+        records=read_run_records(folder / "metrics.jsonl", plan.updates),
         summary=read_summary(folder / "summary.json"),
     )

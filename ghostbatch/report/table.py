@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from ghostbatch.recipe import Plan
-from ghostbatch.report.runs import Group
+from ghostbatch.report.runs import Group, Results
 
 HEADERS = (
     *("", "accuracy %", "recal. %", "seeds", "batch", "ghosts", "updates", "epochs", "distance"),
@@ -39,6 +39,12 @@ def table_of(row: str, groups: list[Group], unreadable: Sequence[str] = ()) -> T
     if any(group.over_seeds(lambda s: s.recalibrated_accuracy) for group in groups):
         notes.append(RECALIBRATED)
     return Table(row, [_line(group) for group in groups], [*notes, *unreadable])
+
+
+def tables_of(results: Results) -> list[Table]:
+    """Return the tables of the rows that have runs."""
+    unreadable = results.unreadable
+    return [table_of(row, groups, unreadable.get(row, ())) for row, groups in results.rows.items()]
 
 
 def _line(group: Group) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ def figure3() -> Study:
     large = [size for size in FIGURE_SIZES if size > recipe.batch]
     columns = {"SB": recipe}
     columns |= {f"adapted {size}": recipe.large(size, ghost=GHOST) for size in large}
-    row = Row(columns, ("error-by-update", "error-by-epoch"))
+    row = Row(columns, ("error-by-update", "error-by-epoch", "error-zoomed"))
     return Study("figure3", {FIGURE_NETWORK: row})
 
 
@@ -168,7 +168,7 @@ def figure_c1() -> Study:
         "unadapted": replace(recipe, batch=FIGURE_LARGE),
         "adapted": recipe.large(FIGURE_LARGE, ghost=GHOST),
     }
-    row = Row(columns, ("error-by-update", "error-by-epoch"))
+    row = Row(columns, ("error-by-update", "error-by-epoch", "error-zoomed"))
     return Study("figure-c1", {FIGURE_NETWORK: row})
 
 

@@ -92,7 +92,7 @@ def longer_first_phase(recipe: Recipe, factors: Sequence[Fraction | int]) -> Row
     """Return runs whose first phase is longer or shorter; their later phases are the same."""
     regimes = {f"x {float(factor):g}": _longer(recipe.regime, factor) for factor in factors}
     columns = {name: replace(recipe, regime=regime) for name, regime in regimes.items()}
-    return Row(columns, figures=(*FIGURES, "accuracy-by-distance"))
+    return Row(columns, figures=(*FIGURES, "accuracy-by-distance", "gain-at-drop"))
 
 
 def _longer(regime: Regime, factor: Fraction | int) -> Regime:

@@ -226,13 +226,14 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return float(_require(type(value) in (int, float), value))
 
     def read_choice(value: Any) -> Any:
-        return _require(value in get_args(hint), value)
+        return _require(value in choices, value)
 
     def read_exact(value: Any) -> Any:
         return _require(type(value) is (get_origin(hint) or hint), value)
 
+    choices = get_args(hint)
     if isinstance(hint, UnionType):  # with None
-        inner = _reader(get_args(hint)[0])
+        inner = _reader(choices[0])
         return read_optional
     if get_origin(hint) is Literal:
         return read_choice

@@ -277,13 +277,13 @@ SHORT += "--regime.epochs 0.05 --regime.drops ,".split()
 
 
 def test_a_folder_whose_name_looks_like_markup_is_printed_and_reported_as_it_is(run, tmp_path):
-    """One name has rich's markup and an emoji, the other one a formula of matplotlib's."""
+    """One name has rich's markup and an emoji, the other one a formula of LaTeX."""
     names = {"[/x]:x:": "digits", "$x_$y$": "synthetic:1x28x28:600"}
     for name, data in names.items():
         code, out, err = run(*SHORT, "--data", data, "--out", f"[r]/{name}")
         assert (code, err) == (0, "")
         assert out.endswith(f"; [r]/{name}\n")
-    code, out, err = run("report", "[r]")
+    code, out, err = run("report", "[r]", "--figures")
     assert (code, err) == (0, "")
     assert {f"[r]/{name}" for name in names} <= {line.split(" ")[0] for line in out.splitlines()}
     assert out.endswith("report: [r]/report.html\n")

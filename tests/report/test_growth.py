@@ -5,14 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ghostbatch import Regime
 from ghostbatch.diagnostics import log_spaced
-from ghostbatch.report.growth import describe_growth, fit_growth
+from ghostbatch.report.growth import fit_growth
 from ghostbatch.report.records import RunRecords
 from ghostbatch.report.runs import Group, Run, read_results
 from ghostbatch.study import find_recipe
 from ghostbatch.train import Record, Summary, train
 
-RECIPE = find_recipe("f1-digits")
+REGIME = Regime(lr=0.05, epochs=4, drops=((2, 0.005), (3, 0.0005)))
+RECIPE = replace(find_recipe("f1-digits"), regime=REGIME)
 SUMMARY = Summary(
     status="finished", accuracy=1.0, loss=1.0, updates=1, epochs=1.0, distance=1.0, seconds=1.0
 )
@@ -39,7 +41,7 @@ def test_errors_are_deviations_over_seeds():
     assert fit.slopes == pytest.approx((2.0, 2.1, 2.2), abs=0.01)
     assert fit.exponents == pytest.approx((1, 1, 1), abs=0.02)
     assert fit.slope == "2.10 ± 0.10"
-    assert "SB: b = 2.10 ± 0.10, p = 1.00 ± 0.00, ultra-slow: log t fits" in describe_growth([fit])
+    assert fit.mean.finding.startswith("ultra-slow: log t fits")
 
 
 def test_all_columns_are_fitted_up_to_the_first_drop_of_any():
@@ -57,7 +59,7 @@ def test_a_law_that_is_undecided_is_not_called_better():
     noisy = group("SB", lambda t, _: np.log(t) + 2 * draw.normal(), batch=256)
     (fit,) = fit_growth([noisy])
     assert fit.mean.finding.startswith("undecided")
-    assert "fits better" not in describe_growth([fit])
+    assert "fits better" not in fit.mean.finding
 
 
 def test_the_number_of_evaluations_does_not_move_a_fit(tiny, tmp_path):
@@ -73,4 +75,3 @@ def test_the_number_of_evaluations_does_not_move_a_fit(tiny, tmp_path):
 def test_a_phase_of_few_updates_is_not_fitted():
     groups = [group("SB", logarithmic), group("LB", logarithmic, batch=2048)]
     assert fit_growth(groups) == []
-    assert describe_growth([]).startswith("There are not enough records")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ghostbatch.errors import InputError
-from ghostbatch.report.figures import slope_with_interval
-from ghostbatch.report.instruments import draw_instruments
+from ghostbatch.report.instruments import instrument_figures
+from ghostbatch.report.longer import slope_with_interval
 from ghostbatch.report.page import write_report
 from ghostbatch.report.runs import read_results
 from ghostbatch.study import Instrument, Study
@@ -33,37 +33,26 @@ def test_a_study_of_instruments_has_a_page_without_runs(tmp_path, listed):
     page, tables = write_report(tmp_path)
     assert tables == []
     text = page.read_text()
-    assert "brownian: p = 2.00 in [2.00, 2.00], neither log t nor sqrt t: (ln t)^p fits" in text
-    assert re.search(r"flat: .* ordinary: sqrt t fits better than log t by \d+ of AIC", text)
-    assert "<h2>Recipes</h2>" not in text
-    assert (tmp_path / "figures" / "walk.png").stat().st_size > 10_000
+    assert re.search(r"<td>brownian</td><td>2.00</td><td>\[2.00, 2.00\]</td><td>neither", text)
+    assert re.search(r"<td>flat</td>.*<td>ordinary: sqrt t fits better than log t by \d+", text)
+    assert "<details>" not in text
+    assert not (tmp_path / "records.csv").exists()
 
 
-def test_the_caption_of_the_potential_states_its_exponents_at_several_radii(tmp_path):
-    """The field has alpha = 1, and a trend that raises alpha where it is not removed."""
+def test_the_potential_has_a_panel_per_number_of_bins_and_a_table_of_exponents(tmp_path):
     draw = np.random.default_rng(0)
-    z = draw.uniform(0, 25, 2000)
-    losses = 2.3 + 0.1 * z + 0.2 * np.sqrt(z) * draw.normal(size=2000)
-    found = {"distances": z.tolist(), "losses": losses.tolist(), "origin": 2.3, "radius": 25.0}
+    z = draw.uniform(0, 20, 400)
+    losses = 2.3 + 0.1 * z * draw.normal(size=400)  # alpha = 2
+    found = {"distances": z.tolist(), "losses": losses.tolist(), "origin": 2.3, "radius": 20.0}
     (tmp_path / "potential.json").write_text(json.dumps({**found, **POTENTIAL}))
-    (plot,) = draw_instruments(read_results(tmp_path), tmp_path)
-    rows = re.findall(r"([\d.]+) ± [\d.]+ and ([\d.]+) ± [\d.]+ up to ([\d.]*\d)", plot.caption)
-    assert [radius for *_, radius in rows] == ["3", "10", "20", "25"]
-    assert [float(rest) for _, rest, _ in rows] == pytest.approx([1, 1, 1, 1], abs=0.25)
-    assert float(rows[-1][0]) > 1.3
+    (plot,) = instrument_figures(read_results(tmp_path), tmp_path)
+    radii, alphas, _ = zip(*plot.fits.lines, strict=True)
+    assert radii == ("3", "10", "20")
+    assert float(alphas[-1].split(" ± ")[0]) == pytest.approx(2, abs=0.2)
+    assert set(plot.data["bins"]) == {"10 bins", "20 bins", "50 bins"}  # a panel each
+    assert plot.chart["facet"]["field"] == "bins"
     assert "loss of f1 from" in plot.caption
     assert "1,000 training images of digits" in plot.caption
-
-
-def test_the_caption_of_separable_data_sets_every_draw_beside_its_limit(tmp_path):
-    """One draw follows its limit; the near-support vector of the other has a weight of 1e-3."""
-    t = np.geomspace(10, 1e30, 30)
-    draw = {"times": t.tolist(), "distances": (2 * np.log(t)).tolist(), "length": 2.0}
-    draws = [{**draw, "gaps": (each / np.log(t)).tolist()} for each in (0.25, 0.5)]
-    draws = [{**draws[0], "limit": 0.25, "slack": 1.0}, {**draws[1], "limit": 0.3, "slack": 0.1}]
-    (tmp_path / "separable.json").write_text(json.dumps({"draws": draws}))
-    _, plot = draw_instruments(read_results(tmp_path), tmp_path)
-    assert "0.2500, 0.2500 and 0.2500 (1e-30); 0.3000, 0.5000 and 0.5000 (1e-03)." in plot.caption
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}"])
@@ -89,4 +78,18 @@ def test_a_damaged_file_is_named_and_the_other_instruments_are_shown(tmp_path):
     (tmp_path / "separable.json").write_text("{")
     with pytest.warns(UserWarning, match=r"separable.json cannot be read; delete it, and run"):
         page, _ = write_report(tmp_path)
-    assert "brownian: p = 2.00" in page.read_text()
+    assert "<td>brownian</td><td>2.00</td>" in page.read_text()
+
+
+def test_separable_data_of_one_draw_and_of_several_have_the_same_figures(tmp_path):
+    t = np.geomspace(10, 1e20, 30)
+    draw = {"times": t.tolist(), "distances": (2 * np.log(t)).tolist()}
+    draw["gaps"] = (0.25 / np.log(t)).tolist()
+    several = {"draws": [{**draw, "length": 2.0, "limit": 0.25, "slack": 0.1}] * 3}
+    for found, count in (({**draw, "vector": [2.0, 0.0]}, 1), (several, 3)):
+        (tmp_path / "separable.json").write_text(json.dumps(found))
+        length, gap = instrument_figures(read_results(tmp_path), tmp_path)
+        assert len(set(length.data["draw"])) == count
+        assert length.data["length"][:30] == pytest.approx(np.log(t).tolist(), rel=1e-4)
+        assert set(gap.data["product"]) == {0.25}
+    assert gap.fits.lines[0] == ("draw 0", "0.2500", "0.2500", "0.2500", "1e-02")

@@ -1,0 +1,160 @@
+"""The entries of a study's table: each cell's spread over seeds, the paper's figure, and its gap.
+
+The gap is to the first column of the row. Runs with the same seed are paired: they have the same
+initial weights and data order, so the interval is Student's for the mean of their differences.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import mean, stdev
+
+from ghostbatch.diagnostics.plateau import student_quantile
+from ghostbatch.recipe import Recipe
+from ghostbatch.recipes import PROVISIONAL
+from ghostbatch.report.runs import Group, Results
+from ghostbatch.train import Summary
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Mean difference of paired runs, in points of accuracy."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    """At 95 %; None for a single pair."""
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One column of a row of the study: what its runs say together."""
+
+    row: str
+    column: str
+    recipe: Recipe
+    group: Group | None
+    """None if no run has begun."""
+    accuracies: dict[int, float]
+    """In percent at the last update, by seed, of the finished runs."""
+    recalibrated: dict[int, float]
+    """The same with recalibrated running statistics, of the runs that have it."""
+    paper: float | None
+    gap: Gap | None
+    """To the first column of the row; None for that column itself."""
+    marks: tuple[str, ...]
+    """What to know before trusting the entry."""
+
+    @property
+    def difference(self) -> float | None:
+        """The mean accuracy minus the paper's."""
+        if self.paper is None or not self.accuracies:
+            return None
+        return mean(self.accuracies.values()) - self.paper
+
+
+def entries_of(results: Results) -> dict[str, list[Entry]]:
+    """Return the entries of every row, also of declared columns without runs."""
+    rows: dict[str, list[Entry]] = {}
+    names = dict.fromkeys([*results.rows, *(row for row, _ in results.missing)])
+    declared = [name for name in results.study.rows if name in names]
+    for row in declared or names:
+        groups = {group.column: group for group in results.rows.get(row, [])}
+        columns = results.study.rows[row].columns if declared else groups
+        for column in columns:
+            if column in groups or (row, column) in results.missing:
+                entry = _entry(results, row, column, groups.get(column), groups)
+                rows.setdefault(row, []).append(entry)
+    return rows
+
+
+def _entry(
+    results: Results, row: str, column: str, group: Group | None, groups: dict[str, Group]
+) -> Entry:
+    declared = results.study.rows.get(row)
+    accuracies = _by_seed(group, "accuracy")
+    first = next(iter(declared.columns)) if declared else None
+    base = groups.get(first) if first is not None and first != column else None
+    recipe = declared.columns[column] if declared else groups[column].runs[0].plan.recipe
+    return Entry(
+        row=row,
+        column=column,
+        recipe=group.runs[0].plan.recipe if group else recipe,
+        group=group,
+        accuracies=accuracies,
+        recalibrated=_by_seed(group, "recalibrated_accuracy"),
+        paper=declared.paper.get(column) if declared else None,
+        gap=paired_gap(accuracies, _by_seed(base, "accuracy")),
+        marks=tuple(_marks(results, row, column, group, recipe)),
+    )
+
+
+def _by_seed(group: Group | None, name: str) -> dict[int, float]:
+    """Return a field of the summaries of the finished runs that have it."""
+    runs = group.finished if group else []
+    found = ((run.seed, _get(run.summary, name)) for run in runs)
+    return {seed: value for seed, value in found if value is not None}
+
+
+def _get(summary: Summary | None, name: str) -> float | None:
+    return getattr(summary, name, None)
+
+
+def _marks(
+    results: Results, row: str, column: str, group: Group | None, recipe: Recipe
+) -> list[str]:
+    """Say in words what is missing or unusual about a cell."""
+    missing = results.missing.get((row, column), [])
+    marks = [f"missing: seed {', '.join(map(str, missing))}"] if missing else []
+    for status in ("diverged", "not finished"):
+        if group and (count := sum(run.status == status for run in group.runs)):
+            marks.append(f"{count} {status}")
+    if group and len(group.finished) == 1:
+        marks.append("single seed")
+    if results.study.scale != 1:
+        marks.append(f"scaled: epochs × {results.study.scale:g}")
+    if f"{recipe.model}-{recipe.data}" in PROVISIONAL:
+        marks.append("provisional regime")
+    if recipe.holdout:
+        marks.append(f"on {recipe.holdout:,} held-out training images")
+    return marks
+
+
+def paired_gap(values: dict[int, float], base: dict[int, float]) -> Gap | None:
+    """Return the mean difference to ``base`` over the seeds that both have.
+
+    >>> gap = paired_gap({0: 90.0, 1: 92.0, 5: 80.0}, {0: 91.0, 1: 92.0, 2: 99.0})
+    >>> gap.mean, round(gap.interval[0], 3), round(gap.interval[1], 3), gap.pairs
+    (-0.5, -6.853, 5.853, 2)
+    """
+    differences = [values[seed] - base[seed] for seed in values if seed in base]
+    if not differences:
+        return None
+    middle, interval = mean(differences), None
+    if (n := len(differences)) > 1:
+        reach = student_quantile(n - 1) * stdev(differences) / sqrt(n)
+        interval = (middle - reach, middle + reach)
+    return Gap(middle, interval, n)
+
+
+def show_accuracy(values: Sequence[float]) -> str:
+    """Return mean and sample standard deviation with two digits, as the paper's tables.
+
+    >>> show_accuracy([96.5, 96.2, 96.2]), show_accuracy([96.2]), show_accuracy([])
+    ('96.30 ± 0.17', '96.20', '–')
+    """
+    if not values:
+        return "–"
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def show_gap(gap: Gap | None) -> str:
+    """Return a gap with its interval as text.
+
+    >>> show_gap(Gap(-0.5, (-1.0, 0.0), 3)), show_gap(Gap(0.25, None, 1)), show_gap(None)
+    ('-0.50 [-1.00, +0.00]', '+0.25', '')
+    """
+    if gap is None:
+        return ""
+    interval = gap.interval and f" [{gap.interval[0]:+.2f}, {gap.interval[1]:+.2f}]"
+    return f"{gap.mean:+.2f}" + (interval or "")
