@@ -98,9 +98,13 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
     lines = []
     for group in groups:
         length, plan = first_phase_end(group), group.runs[0].plan
-        drop = length * plan.recipe.batch / plan.samples
-        curves = {run.seed: _validation(run) for run in group.finished}
-        before = {seed: _last_before(curve, drop) for seed, curve in curves.items()}
+        epoch = plan.samples / plan.recipe.batch
+        curves = {run.seed: _validation(run, epoch) for run in group.finished}
+        before = {
+            seed: [v for t, v in zip(*curve, strict=True) if t <= length / epoch][-1]
+            for seed, curve in curves.items()
+            if curve[0] and curve[0][0] <= length / epoch
+        }
         ends = {run.seed: run.summary.accuracy for run in group.finished if run.summary}
         for when, values in ((BEFORE, before), (AFTER, ends)):
             data["when"] += [when] * len(values)
@@ -109,7 +113,7 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
             data["length"] += [length] * len(values)
             data["accuracy"] += rounded(values.values())
         try:
-            found = find_plateau(list(curves.values()), drop)
+            found = find_plateau(list(curves.values()), drop=length / epoch)
             slope = show_gap(Gap(found.slope, found.slope_interval, len(curves)))
         except InputError:  # too few evaluations before the drop
             slope = "–"
@@ -142,15 +146,10 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
     return Plot("gain-at-drop", "The gain at the drop", caption, chart, data, fits=table)
 
 
-def _validation(run: Run) -> tuple[list[float], list[float]]:
-    """Return the epochs of a run's evaluations, and their accuracies."""
+def _validation(run: Run, epoch: float) -> tuple[list[float], list[float]]:
+    """Return the times of a run's evaluations in epochs of so many updates, and accuracies."""
     found = [r for r in run.records.shown if r.split == "validation"]
-    return [r.epoch for r in found], [r.accuracy for r in found]
-
-
-def _last_before(curve: tuple[list[float], list[float]], end: float) -> float:
-    """Return the last value of a curve up to a time; a run is evaluated at its beginning."""
-    return [value for time, value in zip(*curve, strict=True) if time <= end][-1]
+    return [r.update / epoch for r in found], [r.accuracy for r in found]
 
 
 def _with_drops(groups: list[Group], kind: str) -> list[Group]:

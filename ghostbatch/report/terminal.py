@@ -256,7 +256,7 @@ def instrument_progress(name: str, bars: Progress) -> Callable[[int, int], None]
 def print_tables(tables: Sequence[Table], console: Console) -> None:
     """Print a study's tables."""
     for table in tables:
-        grid = make_grid(table.title)
+        grid = make_grid(table.title, gap=1)  # so that it fits into 80 columns
         for header in HEADERS:
             grid.add_column(header, justify="left" if not header else "right")
         for line in table.lines:
@@ -266,9 +266,9 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
             console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def make_grid(title: str, *headers: str) -> Grid:
-    """Return a table without lines, for `print_grid`."""
-    return Grid(*headers, title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+def make_grid(title: str, *headers: str, gap: int = 2) -> Grid:
+    """Return a table without lines, with ``gap`` spaces between columns, for `print_grid`."""
+    return Grid(*headers, title=title, title_justify="left", box=None, padding=(0, gap, 0, 0))
 
 
 def print_grid(grid: Grid, console: Console) -> None:

@@ -13,6 +13,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.nn import convertible, recalibrate
 from ghostbatch.nn.cross_rank import CrossRankBatchNorm
 from ghostbatch.recipe import Plan
+from ghostbatch.train.device import PROCESS
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.state import State, autocast, parameter_dtype
 
@@ -81,7 +82,8 @@ def population_statistics(
     """Use running statistics averaged over ``batches``; put back the model's own at the end."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
-        with arithmetic:
+        # PROCESS: recalibrate keeps the state of PyTorch's default generators, and puts it back.
+        with arithmetic, PROCESS:
             recalibrate(model, batches)
         yield
     finally:

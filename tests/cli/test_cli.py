@@ -266,8 +266,8 @@ def test_an_instrument_that_cannot_be_measured_is_listed_and_the_study_is_report
 
 
 def test_every_argument_of_train_is_a_flag():
-    """Except those that print."""
-    callbacks = {"on_record", "on_progress"}
+    """Except those that call back."""
+    callbacks = {"on_record", "on_progress", "should_stop"}
     arguments = set(inspect.signature(ghostbatch.train).parameters) - {"recipe", *callbacks}
     assert arguments == {field.name for field in fields(RunOptions)}
 

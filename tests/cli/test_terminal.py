@@ -34,7 +34,7 @@ def test_train_says_what_it_will_do_and_then_shows_both_losses_of_every_evaluati
         "data": "digits: 4,000 training images",
         "device": "cpu, 1 thread, engine: eager",
         "updates": "25 of 32 images each, no ghosts; 0.2 epochs",
-        "rates": "0.05 (0), 0.005 (13): learning rate (from update)",
+        "rates": "0.00625 (0), 0.005 (13): learning rate (from update)",
         "folder": "run: a new run",
         "losses": "training: mean since the record before; validation: the whole test set",
     }
@@ -93,8 +93,8 @@ def test_piped_output_has_no_control_characters_and_nothing_is_cut_or_wrapped(
 def test_list_shows_what_each_recipe_and_study_costs(run):
     lines = {line.split()[0]: line for line in run("list")[1].splitlines() if line[:2] == "  "}
     assert " 78,125 updates     10,000,000 images  ResNet44 " in lines["resnet44-cifar10"]
-    # Three seeds: four columns of 4 epochs, and +RA with 500 updates of 1,024.
-    updates, images = 3 * (2 * 500 + 3 * 16), 3 * (500 * 32 + 3 * 16 * 1024 + 500 * 1024)
+    # Three seeds: four columns of 9 epochs, and +RA with 1,125 updates of 512.
+    updates, images = 3 * (2 * 1125 + 3 * 70), 3 * (1125 * 32 + 3 * 70 * 512 + 1125 * 512)
     cost = Cost(find_study("quick").cells())
     assert (cost.updates, cost.images) == (updates, images)
     assert f"15 runs {updates:>9,} updates {images:>14,} images  " in lines["quick"]
@@ -142,11 +142,11 @@ def test_a_dry_run_of_a_study_counts_only_what_is_left_and_writes_nothing(
         lambda cells, *_: Cost(cells, dict.fromkeys(cells, 110.0), places=2),
     )
     words = ("study", "quick", "--columns", "SB", "--out", "out", "--dry-run")
-    line = "3 runs to do: 1,500 updates, 48,000 images, about 3 minutes on this machine\n"
+    line = "3 runs to do: 3,375 updates, 108,000 images, about 3 minutes on this machine\n"
     assert run(*words) == (0, line, "")
     assert list(tmp_path.iterdir()) == []
     end_cells(find_study("quick").cells(["SB"], [0, 1]), tmp_path / "out")
-    line = "1 run to do: 500 updates, 16,000 images, about 110 seconds on this machine\n"
+    line = "1 run to do: 1,125 updates, 36,000 images, about 110 seconds on this machine\n"
     assert run(*words) == (0, line, "")
     assert run(*words, "--seeds", "0,1") == (0, "no runs to do\n", "")
 

@@ -1,6 +1,7 @@
 """Fits of weight distance: log-spaced records, one window for all columns, errors over seeds."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def group(column, law, *, batch=32, seeds=3):
     for seed in range(seeds):
         times = log_spaced(plan.updates)
         records = [Record(update=t, distance=float(law(t, seed)), **fields) for t in times]
-        runs.append(Run(plan, "cpu", RunRecords(records, records), SUMMARY))
+        runs.append(Run(Path(), plan, {}, RunRecords(records, records), SUMMARY))
     return Group(column, runs)
 
 
