@@ -62,7 +62,7 @@ def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str
         {"spec": plot.chart, "data": place} for plot, place in zip(plots, places, strict=True)
     ]
     return environment.get_template("page.html.j2").render(
-        title=folder.resolve().name,
+        title=results.study.name,
         version=__version__,
         study=results.study,
         overviews=[overview(group) for group in by_columns(rows) if len(group) > 1],
