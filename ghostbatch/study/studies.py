@@ -26,8 +26,7 @@ def quick() -> Study:
     Command: ``ghostbatch study quick``.
     Expected: SB 95.4, LB 91.1, +LR 94.0, +GBN 94.7, +RA 95.3 %, each within 0.7 over seeds, and
     within 0.2 of that with recalibrated statistics.
-    Cost: 5:44 minutes of processor time, for two cores; most of it for +RA, which sees the data
-    144 times.
+    Cost: 2:37 minutes on two cores; most of it for +RA, which sees the data 144 times.
 
     Every column has 70 updates or more, which leave 0.06 % of the initial running statistics. The
     rate was chosen on held-out digits, for SB alone: docs/paper.md.
