@@ -114,5 +114,5 @@ def test_the_quick_study_expects_what_the_readme_says():
     assert len(rows) == 5
     expected = ", ".join(f"{column} {accuracy}" for column, accuracy, _ in rows)
     assert f"Expected: {expected} %" in quick.__doc__
-    (minutes,) = re.findall(r"(\d+:\d\d) minutes of processor time", readme)
-    assert f"Cost: {minutes} minutes of processor time" in quick.__doc__
+    (minutes,) = re.findall(r"(\d+:\d\d) minutes on two cores", readme)
+    assert f"Cost: {minutes} minutes on two cores" in quick.__doc__
