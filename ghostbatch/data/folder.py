@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -148,6 +150,8 @@ class FolderFeed:
         self._normalise = Normalise(*data.moments, device, dtype)
         self._decoded: Iterator[Decoded] | None = None
         self._next: tuple[int, tuple[slice, ...]] | None = None
+        self._loaders: WeakSet[Any] = WeakSet()
+        """Iterators of DataLoaders, which have workers."""
         """Update and positions of the batch that ``_decoded`` yields next."""
         self._skipped = skipped or SkippedImages()
 
@@ -185,8 +189,10 @@ class FolderFeed:
             yield self._normalise(images), labels
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, also those of iterators that the traceback of an error holds."""
         self._decoded = None
+        for loader in list(self._loaders):
+            loader._shutdown_workers()
 
     def _loader(self, decoder: Decoder, crops: Iterator[list[Crop]]) -> Iterator[Decoded]:
         loader = DataLoader(
@@ -197,7 +203,9 @@ class FolderFeed:
             worker_init_fn=WorkerInit(os.getpid()),
             pin_memory=self.device.type == "cuda",
         )
-        return iter(loader)
+        iterator = iter(loader)
+        self._loaders.add(iterator)
+        return iterator
 
     def _to_device(self, decoded: Decoded, part: str) -> tuple[Tensor, Tensor]:
         """Return images and labels on the device; raise or warn about unreadable files."""

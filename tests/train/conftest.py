@@ -95,6 +95,10 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., C
 
         yield start
         starter.stdin.close()
+        try:
+            starter.wait(20)
+        except subprocess.TimeoutExpired:  # another process still has the pipe
+            starter.kill()
 
 
 @pytest.fixture(scope="session")
