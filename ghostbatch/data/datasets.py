@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,8 +84,21 @@ class Split:
         return Split(images, self.labels.to(device))
 
 
+class HoldsOut:
+    """A data set, with fields ``train``, ``test`` and ``held_out``, that can keep images aside."""
+
+    def hold_out(self: Any, count: int) -> Any:
+        """Return the data set with ``count`` training images in place of its test set.
+
+        The choice is `choose_held_out`'s. Mean and deviation are those of the remaining images.
+        """
+        self.info.hold_out(count)  # refuses wrong counts
+        rest, kept = (self.train.take(part) for part in choose_held_out(len(self.train), count))
+        return replace(self, train=rest, test=kept, held_out=True)
+
+
 @dataclass(frozen=True)
-class ImageData:
+class ImageData(HoldsOut):
     """A data set in memory: training images, test images and the augmentation."""
 
     name: str
@@ -94,15 +108,6 @@ class ImageData:
     augmentation: PadCropFlip
     held_out: bool = False
     """Whether ``test`` holds training images that were kept aside, and not the test set."""
-
-    def hold_out(self, count: int) -> "ImageData":
-        """Return the data set with ``count`` training images in place of its test set.
-
-        The choice is `choose_held_out`'s. Mean and deviation are those of the remaining images.
-        """
-        self.info.hold_out(count)  # refuses wrong counts
-        rest, kept = (self.train.take(part) for part in choose_held_out(len(self.train), count))
-        return replace(self, train=rest, test=kept, held_out=True)
 
     @property
     def info(self) -> Info:

@@ -8,7 +8,7 @@ exact batch and does not depend on ranks, micro-batches or workers.
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ghostbatch.data.datasets import Info, choose_held_out
+from ghostbatch.data.datasets import HoldsOut, Info
 from ghostbatch.data.decode import SIZE, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
 from ghostbatch.data.feed import MicroBatch, Normalise, to_device
 from ghostbatch.data.skipped import OnBadImage, SkippedImages
@@ -33,7 +33,7 @@ SAMPLE = 1000
 
 
 @dataclass(frozen=True)
-class FolderData:
+class FolderData(HoldsOut):
     """The files of an image folder; none of them is read until it is needed."""
 
     name: str
@@ -46,15 +46,6 @@ class FolderData:
     """Side of the images that the network sees."""
     held_out: bool = False
     """Whether ``test`` holds training images that were kept aside, and not the test set."""
-
-    def hold_out(self, count: int) -> "FolderData":
-        """Return the data set with ``count`` training images in place of its test set.
-
-        The choice is `choose_held_out`'s. Moments that are estimated are of the remaining images.
-        """
-        self.info.hold_out(count)  # refuses wrong counts
-        rest, kept = (self.train.take(part) for part in choose_held_out(len(self.train), count))
-        return replace(self, train=rest, test=kept, held_out=True)
 
     @property
     def info(self) -> Info:

@@ -4,7 +4,6 @@ The gap is to the first column of the row. Runs with the same seed are paired: t
 initial weights and data order, so the interval is Student's for the mean of their differences.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, stdev
@@ -13,7 +12,6 @@ from ghostbatch.diagnostics.plateau import student_quantile
 from ghostbatch.recipe import Recipe
 from ghostbatch.recipes import PROVISIONAL
 from ghostbatch.report.runs import Group, Results
-from ghostbatch.train import Summary
 
 
 @dataclass(frozen=True)
@@ -92,12 +90,8 @@ def _entry(
 def _by_seed(group: Group | None, name: str) -> dict[int, float]:
     """Return a field of the summaries of the finished runs that have it."""
     runs = group.finished if group else []
-    found = ((run.seed, _get(run.summary, name)) for run in runs)
+    found = ((run.seed, getattr(run.summary, name)) for run in runs)
     return {seed: value for seed, value in found if value is not None}
-
-
-def _get(summary: Summary | None, name: str) -> float | None:
-    return getattr(summary, name, None)
 
 
 def _marks(
@@ -135,17 +129,6 @@ def paired_gap(values: dict[int, float], base: dict[int, float]) -> Gap | None:
         reach = student_quantile(n - 1) * stdev(differences) / sqrt(n)
         interval = (middle - reach, middle + reach)
     return Gap(middle, interval, n)
-
-
-def show_accuracy(values: Sequence[float]) -> str:
-    """Return mean and sample standard deviation with two digits, as the paper's tables.
-
-    >>> show_accuracy([96.5, 96.2, 96.2]), show_accuracy([96.2]), show_accuracy([])
-    ('96.30 ± 0.17', '96.20', '–')
-    """
-    if not values:
-        return "–"
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def show_gap(gap: Gap | None) -> str:

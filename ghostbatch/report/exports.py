@@ -8,9 +8,10 @@ from math import isfinite
 from statistics import mean, stdev
 from typing import Any
 
-from ghostbatch.report.entries import Entry, entries_of, show_accuracy
+from ghostbatch.report.entries import Entry, entries_of
 from ghostbatch.report.grid import by_columns, row_grid
 from ghostbatch.report.runs import Results, Run
+from ghostbatch.report.table import show_spread
 
 RUN_FIELDS = ("accuracy", "recalibrated_accuracy", "loss", "updates", "epochs", "distance")
 
@@ -79,7 +80,7 @@ def _latex_cell(entry: Entry, notes: dict[str, str]) -> str:
         notes.setdefault(mark, str(len(notes) + 1))
     letters = ",".join(notes[mark] for mark in entry.marks)
     text = (
-        show_accuracy([*entry.accuracies.values()]).replace("±", "\\pm").replace("–", "\\text{--}")
+        show_spread([*entry.accuracies.values()], 2).replace("±", "\\pm").replace("–", "\\text{--}")
     )
     return f"${text}" + (f"^{{{letters}}}$" if letters else "$")
 

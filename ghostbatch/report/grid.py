@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from ghostbatch.report.entries import Entry, show_accuracy, show_gap
+from ghostbatch.report.entries import Entry, show_gap
+from ghostbatch.report.table import show_spread
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,10 @@ def row_grid(entries: Sequence[Entry]) -> Grid:
     first = entries[0].column
     named = {
         "": [entry.column for entry in entries],
-        "accuracy %": [show_accuracy([*entry.accuracies.values()]) for entry in entries],
+        "accuracy %": [show_spread([*entry.accuracies.values()], 2) for entry in entries],
         "n": [str(len(entry.accuracies)) for entry in entries],
         "recalibrated %": [
-            show_accuracy([*entry.recalibrated.values()]) if entry.recalibrated else ""
+            show_spread([*entry.recalibrated.values()], 2) if entry.recalibrated else ""
             for entry in entries
         ],
         "paper %": [_number(entry.paper, ".2f") for entry in entries],
@@ -72,7 +73,7 @@ def overview(rows: dict[str, list[Entry]]) -> Grid:
     """Return the table of rows by columns, as the paper prints it; the rows have equal columns."""
     lines: list[tuple[str, ...]] = []
     for row, entries in rows.items():
-        texts = (show_accuracy([*e.accuracies.values()]) for e in entries)
+        texts = (show_spread([*e.accuracies.values()], 2) for e in entries)
         counts = (f" ({len(e.accuracies)})" if e.accuracies else "" for e in entries)
         lines.append((row, *(text + n for text, n in zip(texts, counts, strict=True))))
         if any(entry.paper is not None for entry in entries):

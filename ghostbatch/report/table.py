@@ -71,15 +71,16 @@ def _line(group: Group) -> tuple[str, ...]:
     )
 
 
-def show_spread(values: list[float]) -> str:
+def show_spread(values: Sequence[float], digits: int = 1) -> str:
     """Return the mean, and the sample standard deviation if there are several values, as text.
 
-    >>> show_spread([96.5, 96.2, 96.2]), show_spread([96.2]), show_spread([])
-    ('96.3 ± 0.2', '96.2', '–')
+    >>> show_spread([96.5, 96.2, 96.2]), show_spread([96.2], digits=2), show_spread([])
+    ('96.3 ± 0.2', '96.20', '–')
     """
     if not values:
         return "–"
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{digits}f}{spread}"
 
 
 def show_rates(plan: Plan) -> str:
