@@ -18,6 +18,7 @@ from ghostbatch.cli.plan import find_ghost
 from ghostbatch.cli.report import print_report
 from ghostbatch.cli.words import Words, sort_words
 from ghostbatch.errors import InputError
+from ghostbatch.recipe import Precision
 from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.terminal import (
     StudyProgress,
@@ -42,7 +43,14 @@ from ghostbatch.study.executor import Executor
 from ghostbatch.study.local import LocalExecutor
 from ghostbatch.study.ray import RayExecutor
 from ghostbatch.study.runner import read_ended
-from ghostbatch.study.select import check_networks, held_out, on_data, scaled
+from ghostbatch.study.select import (
+    check_networks,
+    held_out,
+    in_precision,
+    on_data,
+    scaled,
+    with_warmup,
+)
 from ghostbatch.study.studies import columns
 
 
@@ -64,6 +72,10 @@ class StudyOptions:
     """Use this data set in every row; None is each row's own."""
     holdout: int = 0
     """Keep so many training images aside, and evaluate on them in place of the test set."""
+    precision: Precision | None = None
+    """Compute every column in fp32, bf16 or fp64; None is each recipe's own, which is fp32."""
+    warmup: float = 0
+    """Epochs over which every column's rate rises from 0; `scale` multiplies them, too."""
     jobs: int | None = None
     """Most runs at a time; 0 runs them in this process; None is one per core, with Ray no limit."""
     ray: str | None = None
@@ -188,12 +200,16 @@ def _select(
     If none is given, the folder is called by the study's name and all changes.
     """
     changes = dict(changes)
+    if options.warmup:
+        study, changes["warmup"] = with_warmup(study, options.warmup), options.warmup
     if options.scale != 1:
         study, changes["scale"] = scaled(study, options.scale), options.scale
     if options.data is not None:
         study, changes["data"] = on_data(study, options.data), options.data
     if options.holdout:
         study, changes["holdout"] = held_out(study, options.holdout), options.holdout
+    if options.precision is not None:
+        study, changes["precision"] = in_precision(study, options.precision), options.precision
     return study, options.out or folder_of_study(name, changes), options
 
 

@@ -1,4 +1,4 @@
-"""A study with fewer epochs, on other data, or evaluated on held-out training images."""
+"""A study with fewer epochs, other data, held-out images, other arithmetic or a warm-up."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -10,8 +10,10 @@ import torch
 from ghostbatch.data import find_dataset, find_info
 from ghostbatch.errors import InputError
 from ghostbatch.nn import find_model
-from ghostbatch.recipe import Recipe
+from ghostbatch.optim import Epochs
+from ghostbatch.recipe import Precision, Recipe
 from ghostbatch.study.declare import Cell, Row, Study
+from ghostbatch.study.rows import warmed_up
 
 
 def scaled(study: Study, scale: float) -> Study:
@@ -41,6 +43,16 @@ def on_data(study: Study, data: str) -> Study:
 def held_out(study: Study, images: int) -> Study:
     """Return the study with so many training images kept aside, and evaluated on these."""
     return _each(study, lambda r: replace(r, holdout=images))
+
+
+def in_precision(study: Study, precision: Precision) -> Study:
+    """Return the study in another arithmetic."""
+    return _each(study, lambda r: replace(r, precision=precision))
+
+
+def with_warmup(study: Study, epochs: Epochs) -> Study:
+    """Return the study with so many epochs of warm-up in every column."""
+    return _each(study, lambda r: warmed_up(r, epochs))
 
 
 def _each(study: Study, change: Callable[[Recipe], Recipe]) -> Study:

@@ -8,6 +8,7 @@ from ghostbatch.optim import Regime
 from ghostbatch.recipes import find_recipe
 from ghostbatch.study import paper
 from ghostbatch.study.ablation import ablation
+from ghostbatch.study.calibration import calibration
 from ghostbatch.study.declare import Study
 from ghostbatch.study.instruments import Instrument
 from ghostbatch.study.rows import (
@@ -96,7 +97,7 @@ STUDIES: dict[str, Callable[[], Study]] = {
     for make in (
         *(quick, paper.table1, paper.table2, paper.figure1, paper.figure2, paper.figure3),
         *(paper.figure_b, paper.figure_c1, paper.figure_c2, paper.figure_c3, paper.longer),
-        *(ablation, diffusion, walk, separable),
+        *(ablation, calibration, diffusion, walk, separable),
     )
 }
 """Studies without arguments; `columns` takes a recipe."""

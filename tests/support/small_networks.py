@@ -90,7 +90,7 @@ class Waits(nn.Module):
     """Reads a value of its input on the host."""
 
     def forward(self, x):
-        return x if float(x.sum()) < 1e9 else x / 2
+        return x if float(x.detach().sum()) < 1e9 else x / 2
 
 
 def waiting(num_classes=10, *, in_channels=1, image_size=28):

@@ -146,7 +146,11 @@ def test_flat_weights_train_as_the_optimizer_does_to_rounding(tiny, network, mon
     flat = run(CapturedUpdate, recipe)
     monkeypatch.setattr(sys.modules[Update.__module__], "uses_flat_weights", lambda *_: False)
     plain = run(CapturedUpdate, recipe)
-    torch.testing.assert_close(flat["sums"], plain["sums"], rtol=0.02, atol=0)
+    loss, correct, norm, clipped = (flat["sums"] - plain["sums"]).abs() / UPDATES
+    assert loss < 0.02 * plain["sums"][0] / UPDATES
+    assert norm < 0.02 * plain["sums"][2] / UPDATES
+    assert correct < 100 * 2 / recipe.batch  # two samples of each batch, in percent
+    assert clipped == 0
     assert torch.equal(flat["rate"], plain["rate"])
 
 

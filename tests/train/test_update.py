@@ -87,13 +87,16 @@ def test_run_json_names_the_backend_that_a_gpu_uses(tiny, changes, name, monkeyp
 
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPE = torch.float32 if DEVICE.type == "cuda" else torch.float64  # kernels of a GPU have no fp64
+# Kernels of a GPU have no fp64. What fp32 rounds needs more samples, for well-conditioned ghosts.
+DTYPE, SAMPLES, NUDGE = (
+    (torch.float32, 64, 1e-6) if DEVICE.type == "cuda" else (torch.float64, 8, 1e-7)
+)
 
 
 @pytest.mark.parametrize("network", ["resnet44", "wresnet16-4", "vgg", "c1"])
-@pytest.mark.parametrize("ghost", [None, 4])
+@pytest.mark.parametrize("ghost", [None, SAMPLES // 2])
 def test_the_layers_for_a_gpu_compute_what_plain_ones_do(tiny, network, ghost, monkeypatch):
-    """To within ten times what the last bit of the weights does: ReLUs turn on or off."""
+    """To within ten times what rounding the weights does: ReLUs turn on or off."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     recipe = replace(tiny, model=network, ghost=ghost, data="synthetic:3x32x32:256")
     torch.manual_seed(0)
@@ -107,9 +110,9 @@ def test_the_layers_for_a_gpu_compute_what_plain_ones_do(tiny, network, ghost, m
     assert any(type(layer) in (FoldedConv2d, PatchConv2d) for layer in fast.modules())
     with torch.no_grad():
         for weight in nudged.parameters():
-            weight.mul_(1 + 1e-7 * torch.randn_like(weight))
-    x = torch.randn(8, 3, 32, 32, device=DEVICE, dtype=DTYPE)
-    labels = torch.arange(8, device=DEVICE)
+            weight.mul_(1 + NUDGE * torch.randn_like(weight))
+    x = torch.randn(SAMPLES, 3, 32, 32, device=DEVICE, dtype=DTYPE)
+    labels = torch.arange(SAMPLES, device=DEVICE) % 10
     gradients = []
     for model, layout in ((plain, "contiguous"), (nudged, "contiguous"), (fast, "channels_last")):
         images = x.contiguous(memory_format=getattr(torch, LAYOUTS[layout]))
