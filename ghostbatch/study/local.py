@@ -48,7 +48,7 @@ def log(line: LogLine) -> None:
 
 
 class LocalExecutor:
-    """Starts worker processes, and reuses those on the CPU.
+    """Starts worker processes, and reuses those with one rank.
 
     Jobs that share a GPU share a worker, in which each runs in a thread with a CUDA stream of its
     own: kernels of two processes do not run at the same time on a GPU. Only jobs whose numbers do
@@ -174,13 +174,13 @@ class Worker:
             yield reply
         with self._mutex:
             del self._replies[number]
-            ends = not self._replies and not (self._on_cpu and self._ranks == 1)
+            ends = self._ranks > 1
             if ends and self._end is None:
                 self._end = "it is ending"
         if isinstance(reply, str):
             self.kill()
             raise WorkerDied(job.name, reply)
-        if ends:  # an idle one would keep memory of the GPU
+        if ends:
             self._close_stdin()
             self.process.wait()
             self.kill()

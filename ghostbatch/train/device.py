@@ -16,6 +16,9 @@ PROCESS = Lock()
 """Held while a run needs to be the only one of this process, where others may run in threads: while
 it draws from PyTorch's default generators, captures a CUDA graph or empties the GPU's cache."""
 
+LAUNCHES = Lock()
+"""Held by a run on a GPU while it launches updates, so that runs in threads take turns."""
+
 
 def find_device(name: str | torch.device | None) -> torch.device:
     """Return the device of that name, or the GPU if there is one; refuse one that is not there."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,13 @@ from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.recipes import find_recipe
 from ghostbatch.train.capture import choose_update
-from ghostbatch.train.device import READ_EVERY, cudnn_choice, find_device, thread_count
+from ghostbatch.train.device import (
+    LAUNCHES,
+    READ_EVERY,
+    cudnn_choice,
+    find_device,
+    thread_count,
+)
 from ghostbatch.train.evaluate import check_outputs
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
@@ -193,20 +199,15 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
     if state.update == 0:
         journal.record_validation()
     while state.update < state.end:
-        stop = signals.stop
-        update(stop=stop)
-        last = state.update == state.end
-        log = last or state.update in log_updates or state.update in state.drops
-        stop = stop and update.ranks.world == 1  # with more, all must read at the same update
-        if not (log or stop or state.update % read_every == 0):
-            continue
+        log = _advance(update, signals, log_updates, read_every)
         reading = state.monitor.read()
         if reading.problem is not None:
             return journal.give_up(reading, update)
         journal.show_progress(update.engine)
         if log:
             journal.record_training()
-        if state.update in eval_updates and not last:  # the last evaluation follows the checkpoint
+        last = state.update == state.end  # its evaluation follows the checkpoint
+        if state.update in eval_updates and not last:
             journal.record_validation()
         if reading.stop:
             journal.save()
@@ -214,6 +215,25 @@ def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -
         journal.save_if_due(next_chance=read_every)
     journal.save()
     return journal.end()
+
+
+def _advance(update: Update, signals: Signals, log_updates: set[int], read_every: int) -> bool:
+    """Run updates until the monitor is to be read; return whether the last of them is logged.
+
+    On a GPU, runs in other threads of this process launch nothing meanwhile. Threads that launch at
+    the same time hand Python's lock to each other at every operation, which takes longer.
+    """
+    state = update.state
+    with LAUNCHES if state.device.type == "cuda" else nullcontext():
+        while True:
+            stop = signals.stop
+            update(stop=stop)
+            last = state.update == state.end
+            if last or state.update in log_updates or state.update in state.drops:
+                return True
+            stop = stop and update.ranks.world == 1  # with more, all must read at the same update
+            if stop or state.update % read_every == 0:
+                return False
 
 
 def schedule(updates: int, evaluations: int) -> tuple[set[int], set[int]]:

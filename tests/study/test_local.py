@@ -44,11 +44,12 @@ def test_a_worker_that_refused_a_job_is_reused(executor, tiny, tmp_path):
     assert len(executor._workers) == 1
 
 
-def test_a_job_on_a_gpu_has_a_worker_to_itself_which_ends_with_it(executor, tiny, tmp_path):
+def test_a_device_has_a_worker_of_its_own_which_stays_for_the_next_job(executor, tiny, tmp_path):
     list(executor.submit(Job("one", tiny, tmp_path / "one", CPU)))
-    with pytest.raises(InputError, match=r"^device: cuda:99 is not available"):
-        list(executor.submit(Job("two", tiny, tmp_path / "two", Where(device="cuda:99"))))
-    assert [worker.process.poll() for worker in executor._workers] == [None, 0]
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"^device: cuda:99 is not available"):
+            list(executor.submit(Job("two", tiny, tmp_path / "two", Where(device="cuda:99"))))
+    assert [worker.process.poll() for worker in executor._workers] == [None, None]
 
 
 @pytest.mark.parametrize(("threads", "used"), [(None, 2), (1, 1)], ids=["pytorchs-choice", "one"])
