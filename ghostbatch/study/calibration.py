@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ghostbatch.optim import Regime
-from ghostbatch.recipes import find_recipe
+from ghostbatch.recipes import falling, find_recipe
 from ghostbatch.study.declare import Row, Study
 from ghostbatch.study.select import held_out
 
@@ -32,15 +32,7 @@ def calibration() -> Study:
 
 def _regimes() -> dict[str, Regime]:
     """Return the candidates: rates that fall to a fifth three times, and those of two sources."""
-    regimes = {
-        f"from {lr:g}": Regime(
-            lr=lr,
-            epochs=200,
-            drops=((60, lr / 5), (120, lr / 25), (160, lr / 125)),
-            weight_decay=5e-4,
-        )
-        for lr in (0.05, 0.02, 0.01)
-    }
+    regimes = {f"from {lr:g}": falling(lr) for lr in (0.05, 0.02, 0.01)}
     # The regime of the paper's ResNet44, and the authors' code for C1 and VGG with momentum 0.9.
     drops = ((81, 0.01), (122, 1e-3), (164, 1e-4))
     regimes["as ResNet44"] = Regime(lr=0.1, epochs=200, drops=drops, weight_decay=5e-4)
