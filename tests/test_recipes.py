@@ -13,7 +13,7 @@ from ghostbatch import Regime, train
 from ghostbatch.data import find_info, load
 from ghostbatch.errors import InputError
 from ghostbatch.nn import find_model, to_ghost
-from ghostbatch.recipes import FIRST_GUESS, PROVISIONAL, RECIPES, find_recipe
+from ghostbatch.recipes import PROVISIONAL, RECIPES, falling, find_recipe
 
 PAPER = {  # SB, LB, +LR, +GBN, +RA
     "f1-mnist": "98.27 97.05 97.55 97.60 98.53",
@@ -88,14 +88,17 @@ def test_weight_decay_of_alexnet_ends_at_epoch_15():
     assert [regime.at(epoch).weight_decay for epoch in (0, 14, 15, 20, 29)] == [5e-4, 5e-4, 0, 0, 0]
 
 
-@pytest.mark.parametrize("name", sorted(PROVISIONAL))
-def test_a_provisional_recipe_has_the_first_guess_with_falling_rates(name):
+CHOSEN = {"c1-cifar10": falling(0.01), "c3-cifar100": falling(0.02), "vgg-cifar10": falling(0.05)}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_regime_that_the_paper_does_not_give_falls_to_a_fifth_three_times(name):
     recipe = find_recipe(name)
-    assert recipe.regime == FIRST_GUESS
+    assert recipe.regime == CHOSEN[name]
     assert (recipe.base_batch, recipe.regime.momentum) == (128, 0.9)
     assert (recipe.regime.epochs, recipe.regime.weight_decay) == (200, 5e-4)
-    rates = [recipe.regime.lr, *(drop[1] for drop in recipe.regime.drops)]
-    assert rates == sorted(rates, reverse=True)
+    rates = [recipe.regime.at(epoch).lr for epoch in (0, 60, 120, 160)]
+    assert rates == pytest.approx([rates[0] / 5**k for k in range(4)])
 
 
 @pytest.mark.parametrize("ghost", [None, 4])

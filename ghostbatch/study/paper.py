@@ -34,8 +34,7 @@ def table1() -> Study:
     Command: ``ghostbatch study table1``.
     The paper: +RA is at least as good as SB in five rows of six; ResNet44 has SB 92.83, LB 86.10,
     +LR 89.30, +GBN 90.50, +RA 93.07 %. Reports show its figures beside every cell.
-    Expected: ResNet44 in bf16 has SB 93.01 (3 seeds), LB 86.00, +LR 88.30, +GBN 88.57 % (1 seed
-    each); its +RA and the other rows were not run yet. The regimes of C1, VGG and C3 are
+    Expected: what docs/results.md lists, of the cells that were run, in bf16. VGG's regime is
     provisional.
     Cost: 1,748 million images per seed, of which +RA takes 1,536 million.
     """
