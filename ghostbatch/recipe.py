@@ -20,12 +20,13 @@ from ghostbatch.optim import (
     Regime,
     Rule,
     lr_scale,
+    rate_batch,
     spec_from_dict,
     spec_to_dict,
     update_at,
 )
 
-Hold = Literal["epochs", "updates", "distance"]
+Hold = Literal["epochs", "updates", "distance", "rate"]
 Init = Literal["network", "glorot"]
 Precision = Literal["fp32", "bf16", "fp64"]
 
@@ -84,7 +85,9 @@ class Recipe:
     """How ghosts update the running statistics: one after the other, or once by their mean."""
 
     hold: Hold = "epochs"
-    """What stays as it was at base_batch: epochs, updates, or the weight distance at each drop."""
+    """What stays as it was at base_batch: epochs, updates, weight distance at each drop, or the sum
+    of the learning rates: with "rate" the updates are those of base_batch divided by the factor of
+    lr_rule."""
 
     reference: str | None = None
     """With hold "distance": folder of the small-batch run whose distances decide the drops."""
@@ -190,7 +193,9 @@ class Recipe:
                 f"{self.batch} is above the {samples} training samples of {self.data}",
                 f"use {samples} or less",
             )
-        held = self.batch if self.hold == "epochs" else self.base_batch
+        held: int | Fraction = self.batch if self.hold == "epochs" else self.base_batch
+        if self.hold == "rate":
+            held = rate_batch(self.batch, self.base_batch, self.lr_rule)
         regime = self.regime.scaled(lr_scale(self.batch, self.base_batch, self.lr_rule))
         if update_at(regime.epochs, samples, held) < 1:
             raise InputError(
@@ -232,8 +237,9 @@ class Plan:
     samples: int
     regime: Regime
     """The regime with scaled rates; its epochs are those of ``held_batch``."""
-    held_batch: int
-    """The batch that converts epochs to updates: batch if epochs are held, else base_batch."""
+    held_batch: int | Fraction
+    """The batch that converts epochs to updates: batch if epochs are held, `rate_batch` if the
+    sum of the learning rates is, else base_batch."""
 
     @property
     def phases(self) -> tuple[int, ...]:

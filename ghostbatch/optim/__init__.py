@@ -2,7 +2,7 @@
 
 from ghostbatch.optim.optimizers import SGD, OptimizerSpec, spec_from_dict, spec_to_dict
 from ghostbatch.optim.regime import Drop, Epochs, Rates, Regime, update_at
-from ghostbatch.optim.scaling import Rule, lr_scale, noise_weights, random_labels
+from ghostbatch.optim.scaling import Rule, lr_scale, noise_weights, random_labels, rate_batch
 from ghostbatch.optim.scheduler import RegimeScheduler
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "lr_scale",
     "noise_weights",
     "random_labels",
+    "rate_batch",
     "spec_from_dict",
     "spec_to_dict",
     "update_at",

@@ -126,12 +126,12 @@ class Regime:
         rates = self.phase(sum(1 for drop in self.drops if exact(drop[0]) <= exact(epoch)))
         return rates._replace(lr=rates.lr * self._warmup_factor(exact(epoch)))
 
-    def at_update(self, update: int, samples: int, batch: int) -> Rates:
+    def at_update(self, update: int, samples: int, batch: int | Fraction) -> Rates:
         """Return the rates of the 0-based ``update``, with drops at the updates of `update_at`."""
         drops = sum(1 for drop in self.drops if update_at(drop[0], samples, batch) <= update)
         return self.in_phase(drops, update, samples, batch)
 
-    def in_phase(self, drops: int, update: int, samples: int, batch: int) -> Rates:
+    def in_phase(self, drops: int, update: int, samples: int, batch: int | Fraction) -> Rates:
         """Return the rates of the 0-based ``update`` after ``drops`` drops, whenever those were."""
         rates = self.phase(drops)
         if update >= update_at(self.warmup, samples, batch):
@@ -152,7 +152,7 @@ class Regime:
         return 1.0 if epoch >= exact(self.warmup) else float(epoch / exact(self.warmup))
 
 
-def update_at(epoch: Epochs, samples: int, batch: int) -> int:
+def update_at(epoch: Epochs, samples: int, batch: int | Fraction) -> int:
     """Return the 0-based update at which ``epoch`` begins: round(e N / B), half up, exactly.
 
     >>> update_at(81, samples=50_000, batch=128), update_at(0.7, samples=10, batch=2)

@@ -2,6 +2,7 @@
 
 import warnings
 from bisect import bisect_right
+from fractions import Fraction
 from typing import Any
 
 from torch.optim import Optimizer
@@ -30,7 +31,8 @@ class RegimeScheduler(LRScheduler):
         optimizer: any optimizer with "lr" and, if it decays weights, "weight_decay" groups.
         regime: already scaled for the batch: ``regime.scaled(lr_scale(batch, base_batch))``.
         samples_per_epoch: size of the training set.
-        batch: samples per update, over all ranks; to keep the updates of the base batch, pass that.
+        batch: samples per update, over all ranks; to keep the updates of the base batch, pass that;
+            to keep the sum of the learning rates, pass `rate_batch`.
         last_epoch: PyTorch's name for the last update done; -1 starts a run.
 
     """
@@ -41,7 +43,7 @@ class RegimeScheduler(LRScheduler):
         regime: Regime,
         *,
         samples_per_epoch: int,
-        batch: int,
+        batch: int | Fraction,
         last_epoch: int = -1,
     ) -> None:
         check_positive(samples_per_epoch=samples_per_epoch, batch=batch)

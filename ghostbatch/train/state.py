@@ -65,7 +65,7 @@ class State:
     def _build_scheduler(self) -> RegimeScheduler:
         """Return the scheduler; one that holds the distance gets its targets later."""
         plan = self.plan
-        sizes = {"samples_per_epoch": plan.samples, "batch": plan.held_batch}
+        sizes: dict[str, Any] = {"samples_per_epoch": plan.samples, "batch": plan.held_batch}
         if plan.recipe.hold != "distance":
             return RegimeScheduler(self.optimizer, plan.regime, **sizes)
         reached, longest = DropTargets.unknown(plan)
