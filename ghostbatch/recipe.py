@@ -14,13 +14,14 @@ from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_count
 from ghostbatch.optim import (
     SGD,
-    Epochs,
     OptimizerSpec,
     Rates,
     Regime,
     Rule,
     lr_scale,
     rate_batch,
+    regime_from_dict,
+    regime_to_dict,
     spec_from_dict,
     spec_to_dict,
     update_at,
@@ -205,16 +206,13 @@ class Recipe:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe as plain data for JSON; `from_dict` reads it back."""
-        return {**_plain(asdict(self)), "optimizer": spec_to_dict(self.optimizer)}
+        parts = {"regime": regime_to_dict(self.regime), "optimizer": spec_to_dict(self.optimizer)}
+        return {**asdict(self), **parts}
 
     @classmethod
     def from_dict(cls, written: dict[str, Any]) -> "Recipe":
         """Read what `as_dict` wrote; a missing field has its default."""
-        regime = dict(written["regime"])
-        regime["drops"] = tuple((_epochs(epoch), *rates) for epoch, *rates in regime["drops"])
-        for name in ("epochs", "warmup"):
-            regime[name] = _epochs(regime[name])
-        parts: dict[str, Any] = {"regime": Regime(**regime)}
+        parts: dict[str, Any] = {"regime": regime_from_dict(written["regime"])}
         if "optimizer" in written:
             parts["optimizer"] = spec_from_dict(written["optimizer"])
         return cls(**{**written, **parts})
@@ -284,16 +282,3 @@ class Plan:
         """Return learning rate and weight decay of the 0-based ``update``."""
         drops = sum(1 for drop in self.drop_updates if drop <= update)
         return self.regime.in_phase(drops, update, self.samples, self.held_batch)
-
-
-def _plain(value: Any) -> Any:
-    """Convert to JSON's types; a fraction becomes text such as 50/3."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, Fraction) else value
-
-
-def _epochs(value: Epochs | str) -> Epochs:
-    return Fraction(value) if isinstance(value, str) else value

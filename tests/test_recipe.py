@@ -137,6 +137,7 @@ def test_a_plan_counts_its_ghosts(batch, ghost, ghosts):
             drops=((Fraction(7, 3), 0.01), (4, 1e-3, 0.0), (5.5, 1e-4)),
             warmup=Fraction(1, 7),
         ),
+        Regime(lr=0.1, epochs=Fraction(50, 3), schedule="polynomial", power=2),
     ],
 )
 def test_a_recipe_survives_json_exactly(regime):

@@ -1,7 +1,16 @@
 """Regimes, their scheduler, optimizers as data, and the rules that follow the batch size."""
 
 from ghostbatch.optim.optimizers import SGD, OptimizerSpec, spec_from_dict, spec_to_dict
-from ghostbatch.optim.regime import Drop, Epochs, Rates, Regime, update_at
+from ghostbatch.optim.regime import (
+    Drop,
+    Epochs,
+    Rates,
+    Regime,
+    Schedule,
+    regime_from_dict,
+    regime_to_dict,
+    update_at,
+)
 from ghostbatch.optim.scaling import Rule, lr_scale, noise_weights, random_labels, rate_batch
 from ghostbatch.optim.scheduler import RegimeScheduler
 
@@ -14,10 +23,13 @@ __all__ = [
     "Regime",
     "RegimeScheduler",
     "Rule",
+    "Schedule",
     "lr_scale",
     "noise_weights",
     "random_labels",
     "rate_batch",
+    "regime_from_dict",
+    "regime_to_dict",
     "spec_from_dict",
     "spec_to_dict",
     "update_at",
