@@ -41,7 +41,7 @@ REFUSALS = {  # the words after "train f1-digits", and the line
     "--regime.drops 1:2:3:4": "regime.drops: '1:2:3:4' is not a drop; "
     "write EPOCH:LR or EPOCH:LR:WEIGHT_DECAY, for example 81:0.01,122:0.001",
     "--hold update": "hold: 'update' is unknown; did you mean updates? "
-    "choose one of epochs, updates, distance",
+    "choose one of epochs, updates, distance, rate",
     "--augment true": "augment: this flag takes no value; write --augment or --no-augment",
     "--optimizer.no-nesterov=1": "optimizer.no-nesterov: this flag takes no value; "
     "write --optimizer.nesterov or --optimizer.no-nesterov",
@@ -59,7 +59,7 @@ def test_a_regime_flag_that_is_not_there_lists_those_that_are(run):
     _, _, err = run("train", "f1-digits", "--regime.foo", "3")
     regime = [name for name in field_types(TrainOptions) if name.startswith("regime.")]
     assert err.endswith(f"; use {' or '.join(f'--{name}' for name in regime)}\n")
-    assert len(regime) == 6
+    assert len(regime) == 8
 
 
 @pytest.mark.parametrize(
