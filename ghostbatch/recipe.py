@@ -67,6 +67,9 @@ class Recipe:
     optimizer: OptimizerSpec = field(default_factory=SGD)
     """Which optimizer uses the regime's rates."""
 
+    decay_norms: bool = True
+    """Decay all parameters; if not, norms and biases have no weight decay."""
+
     lr_rule: Rule = "none"
     """How the learning rate follows batch / base_batch: square root, linear, or constant."""
 

@@ -57,7 +57,7 @@ class Regime:
     """Momentum of SGD, constant."""
 
     weight_decay: float = DEFAULT_WEIGHT_DECAY
-    """Weight decay at the start, on every parameter."""
+    """Weight decay at the start."""
 
     warmup: Epochs = 0
     """Epochs over which the rate rises linearly from 0; 0 is none."""

@@ -28,7 +28,7 @@ from ghostbatch.nn.fold import PatchConv2d
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.ops import backend_name
 from ghostbatch.ops.running.groups import ranks_in
-from ghostbatch.optim import RegimeScheduler
+from ghostbatch.optim import RegimeScheduler, decay_groups
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.device import PROCESS
 from ghostbatch.train.monitor import Monitor
@@ -52,7 +52,8 @@ class State:
         self.model = initial_model(recipe, info).to(device, parameter_dtype(recipe))
         if device.type == "cuda":  # convolutions are faster in this layout
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = recipe.optimizer.build(self.model.parameters(), plan.regime)
+        parameters = self.model.parameters() if recipe.decay_norms else decay_groups(self.model)
+        self.optimizer = recipe.optimizer.build(parameters, plan.regime)
         self.distance = WeightDistance(self.model)
         self.scheduler = self._build_scheduler()
         self._put_rates_on_device()

@@ -77,7 +77,9 @@ class Update:
         """Move the weights and their momentum to flat buffers; the optimizer keeps its own view."""
         from ghostbatch.nn.flat import FlatWeights  # noqa: PLC0415 (imports triton)
 
-        flat = FlatWeights(self.state.model, torch.bfloat16)
+        _, *undecayed = self.state.optimizer.param_groups
+        rest = [weight for group in undecayed for weight in group["params"]]
+        flat = FlatWeights(self.state.model, torch.bfloat16, rest)
         for parameter, momentum in flat.momentum():
             kept = self.state.optimizer.state[parameter]
             if (before := kept.get("momentum_buffer")) is not None:
@@ -124,7 +126,7 @@ class Update:
 
     def _step_flat(self, flat: "FlatWeights", sums: Tensor) -> None:
         """Do with flat weights what `compute` does with the optimizer."""
-        (group,) = self.state.optimizer.param_groups
+        group, *_ = self.state.optimizer.param_groups  # the others have no weight decay
         monitor = self.state.monitor
         lr = torch.as_tensor(group["lr"], dtype=torch.float32, device=sums.device)
         flat.step(
@@ -209,6 +211,5 @@ def uses_flat_weights(state: State, ranks: Ranks) -> bool:
         and recipe.precision == "bf16"
         and not recipe.dropconnect
         and type(state.optimizer) is torch.optim.SGD
-        and len(state.optimizer.param_groups) == 1
         and has_triton(next(state.model.parameters()).detach())
     )

@@ -56,6 +56,7 @@ VARIANTS = {
     "plain norm": {"ghost": None},
     "augmented": {"augment": True},
     "noise": {"noise": True},
+    "norms without decay": {"decay_norms": False, "model": "c1", "precision": "bf16"},
     "label noise": {"label_noise": 0.3},
     "not clipped": {"clip": None},
     "bf16": {"precision": "bf16"},

@@ -169,9 +169,12 @@ def flat_recipe(tiny, interpreted, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("decay_norms", [True, False])
 def test_a_run_with_flat_weights_is_that_of_the_optimizer_to_rounding(
-    flat_recipe, tmp_path, monkeypatch
+    flat_recipe, tmp_path, monkeypatch, decay_norms
 ):
+    regime = replace(flat_recipe.regime, weight_decay=2.0)
+    flat_recipe = replace(flat_recipe, decay_norms=decay_norms, regime=regime)
     kinds = []
     begin = Update.__init__
 
