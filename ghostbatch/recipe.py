@@ -79,6 +79,9 @@ class Recipe:
     label_noise: float = 0.0
     """Probability that a sample's label is replaced by a random class, drawn for each update."""
 
+    label_smoothing: float = 0.0
+    """Part of each label that is spread over all classes; recorded losses are without it."""
+
     dropconnect: float = 0.0
     """Probability that a weight of a linear or convolutional layer is dropped in an update."""
 
@@ -147,7 +150,7 @@ class Recipe:
         self._check_rates()
 
     def _check_probabilities(self) -> None:
-        for name in ("label_noise", "dropconnect"):
+        for name in ("label_noise", "label_smoothing", "dropconnect"):
             if not 0 <= getattr(self, name) < 1:
                 problem = f"{getattr(self, name)} is not a probability below 1"
                 raise InputError(name, problem, "use 0 to turn it off")

@@ -141,8 +141,8 @@ class Update:
     def compute_gradients(self) -> Tensor:
         """Compute the gradients of the batch's mean loss, after `prepare`.
 
-        Return this rank's summed loss, without noise and for the true labels, and its number of
-        correct answers: a float64 tensor of two values.
+        Return this rank's summed loss, without noise and for the true labels, not smoothed, and
+        its number of correct answers: a float64 tensor of two values.
         """
         self.state.optimizer.zero_grad(set_to_none=True)
         factor = self.ranks.world / self.recipe.batch  # DDP averages over ranks
@@ -153,11 +153,12 @@ class Update:
                 with self.autocast:
                     outputs = (self.flat or self.parallel)(micro.images)
                     weights = None if self._noise is None else self._noise[micro.positions]
-                    loss, found = summed_cross_entropy(outputs, micro.labels, weights)
+                    options = (weights, self.recipe.label_smoothing)
+                    loss, found = summed_cross_entropy(outputs, micro.labels, *options)
                     if self._labels is not None:
                         drawn = self._labels[micro.positions]
                         noisy = torch.where(drawn < 0, micro.labels, drawn)
-                        loss, _ = summed_cross_entropy(outputs, noisy, weights)
+                        loss, _ = summed_cross_entropy(outputs, noisy, *options)
                 (loss * factor).backward()
             if self.flat is not None:
                 self.flat.take_gradients(add=micro.positions != self.positions[0])

@@ -58,6 +58,7 @@ VARIANTS = {
     "noise": {"noise": True},
     "norms without decay": {"decay_norms": False, "model": "c1", "precision": "bf16"},
     "label noise": {"label_noise": 0.3},
+    "label smoothing": {"label_smoothing": 0.1},
     "not clipped": {"clip": None},
     "bf16": {"precision": "bf16"},
     "widths that do not fold": {
