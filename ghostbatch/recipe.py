@@ -26,6 +26,7 @@ from ghostbatch.optim import (
     spec_to_dict,
     update_at,
 )
+from ghostbatch.optim.average import check_decay
 
 Hold = Literal["epochs", "updates", "distance", "rate"]
 Init = Literal["network", "glorot"]
@@ -102,6 +103,10 @@ class Recipe:
     clip: float | None = 5.0
     """Largest L2 norm of the gradient over all parameters; None does not clip."""
 
+    ema: float | None = None
+    """Decay of an average of the weights over an update of base_batch; None keeps no average. Over
+    one of batch it is ema ** (batch / base_batch): the same number of images at every batch."""
+
     augment: bool = False
     """Random crops and flips of the training images."""
 
@@ -145,6 +150,8 @@ class Recipe:
             )
         if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
             raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
+        if self.ema is not None:
+            check_decay("ema", self.ema)
         self._check_probabilities()
         self.optimizer.check(self.regime)
         self._check_rates()

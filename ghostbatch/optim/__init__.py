@@ -1,5 +1,6 @@
 """Regimes, their scheduler, optimizers as data, and the rules that follow the batch size."""
 
+from ghostbatch.optim.average import WeightAverage
 from ghostbatch.optim.groups import decay_groups
 from ghostbatch.optim.optimizers import SGD, OptimizerSpec, spec_from_dict, spec_to_dict
 from ghostbatch.optim.regime import (
@@ -25,6 +26,7 @@ __all__ = [
     "RegimeScheduler",
     "Rule",
     "Schedule",
+    "WeightAverage",
     "decay_groups",
     "lr_scale",
     "noise_weights",

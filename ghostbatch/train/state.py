@@ -28,7 +28,7 @@ from ghostbatch.nn.fold import PatchConv2d
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.ops import backend_name
 from ghostbatch.ops.running.groups import ranks_in
-from ghostbatch.optim import RegimeScheduler, decay_groups
+from ghostbatch.optim import RegimeScheduler, WeightAverage, decay_groups
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.device import PROCESS
 from ghostbatch.train.monitor import Monitor
@@ -55,6 +55,9 @@ class State:
         parameters = self.model.parameters() if recipe.decay_norms else decay_groups(self.model)
         self.optimizer = recipe.optimizer.build(parameters, plan.regime)
         self.distance = WeightDistance(self.model)
+        sizes = {"batch": recipe.batch, "base_batch": recipe.base_batch}
+        decay = recipe.ema
+        self.average = None if decay is None else WeightAverage(self.model, decay, **sizes)
         self.scheduler = self._build_scheduler()
         self._put_rates_on_device()
         self.monitor = Monitor(recipe.clip, device)
@@ -103,9 +106,13 @@ class State:
             return self.plan.updates
         return drops[-1] + self.plan.phases[-1]
 
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return PARTS if self.average is None else (*PARTS, "average")
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain containers and tensors."""
-        parts = {name: getattr(self, name).state_dict() for name in PARTS}
+        parts = {name: getattr(self, name).state_dict() for name in self._parts}
         for group in parts["optimizer"]["param_groups"]:
             group["lr"] = float(group["lr"])
         counts = {"update": self.update, "seconds": self.seconds}
@@ -116,7 +123,7 @@ class State:
         """Continue exactly where ``state`` was taken, also on another kind of device."""
         check_same_network(self.plan.recipe.model, self.model, state["model"])
         kernels = [{k: group[k] for k in KERNELS} for group in self.optimizer.param_groups]
-        for name in PARTS:
+        for name in self._parts:
             getattr(self, name).load_state_dict(state[name])
         for group, own in zip(self.optimizer.param_groups, kernels, strict=True):
             group.update(own)

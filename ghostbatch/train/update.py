@@ -112,6 +112,7 @@ class Update:
             sums = torch.cat([self.compute_gradients(), self._stop])
         if self.flat is not None:
             self._step_flat(self.flat, sums)
+            self._add_to_average()
             return
         if self.ranks.world > 1:
             dist.all_reduce(sums)
@@ -123,6 +124,12 @@ class Update:
             clip_grads_with_norm_(self.parameters, recipe.clip, norm)
         if self._skips_on_device or not state.monitor.diverged:
             state.optimizer.step()
+            self._add_to_average()
+
+    def _add_to_average(self) -> None:
+        """Add the weights to their average, also where the GPU has skipped a diverged step."""
+        if self.state.average is not None:
+            self.state.average.update()
 
     def _step_flat(self, flat: "FlatWeights", sums: Tensor) -> None:
         """Do with flat weights what `compute` does with the optimizer."""
