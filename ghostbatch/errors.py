@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from fractions import Fraction
 from math import isfinite
 
 
@@ -33,7 +34,7 @@ def check_choice(field: str, value: str, choices: Collection[str], *more: str) -
         raise InputError(field, f"{value!r} is unknown", remedy)
 
 
-def check_positive(**numbers: int | None) -> None:
+def check_positive(**numbers: int | Fraction | None) -> None:
     """Raise `InputError` if a number is below 1; None is allowed."""
     for name, value in numbers.items():
         if value is not None and value < 1:

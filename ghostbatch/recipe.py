@@ -14,18 +14,21 @@ from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_count
 from ghostbatch.optim import (
     SGD,
-    Epochs,
     OptimizerSpec,
     Rates,
     Regime,
     Rule,
     lr_scale,
+    rate_batch,
+    regime_from_dict,
+    regime_to_dict,
     spec_from_dict,
     spec_to_dict,
     update_at,
 )
+from ghostbatch.optim.average import check_decay
 
-Hold = Literal["epochs", "updates", "distance"]
+Hold = Literal["epochs", "updates", "distance", "rate"]
 Init = Literal["network", "glorot"]
 Precision = Literal["fp32", "bf16", "fp64"]
 
@@ -65,6 +68,9 @@ class Recipe:
     optimizer: OptimizerSpec = field(default_factory=SGD)
     """Which optimizer uses the regime's rates."""
 
+    decay_norms: bool = True
+    """Decay all parameters; if not, norms and biases have no weight decay."""
+
     lr_rule: Rule = "none"
     """How the learning rate follows batch / base_batch: square root, linear, or constant."""
 
@@ -73,6 +79,9 @@ class Recipe:
 
     label_noise: float = 0.0
     """Probability that a sample's label is replaced by a random class, drawn for each update."""
+
+    label_smoothing: float = 0.0
+    """Part of each label that is spread over all classes; recorded losses are without it."""
 
     dropconnect: float = 0.0
     """Probability that a weight of a linear or convolutional layer is dropped in an update."""
@@ -84,13 +93,19 @@ class Recipe:
     """How ghosts update the running statistics: one after the other, or once by their mean."""
 
     hold: Hold = "epochs"
-    """What stays as it was at base_batch: epochs, updates, or the weight distance at each drop."""
+    """What stays as it was at base_batch: epochs, updates, weight distance at each drop, or the sum
+    of the learning rates: with "rate" the updates are those of base_batch divided by the factor of
+    lr_rule."""
 
     reference: str | None = None
     """With hold "distance": folder of the small-batch run whose distances decide the drops."""
 
     clip: float | None = 5.0
     """Largest L2 norm of the gradient over all parameters; None does not clip."""
+
+    ema: float | None = None
+    """Decay of an average of the weights over an update of base_batch; None keeps no average. Over
+    one of batch it is ema ** (batch / base_batch): the same number of images at every batch."""
 
     augment: bool = False
     """Random crops and flips of the training images."""
@@ -135,12 +150,14 @@ class Recipe:
             )
         if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
             raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
+        if self.ema is not None:
+            check_decay("ema", self.ema)
         self._check_probabilities()
         self.optimizer.check(self.regime)
         self._check_rates()
 
     def _check_probabilities(self) -> None:
-        for name in ("label_noise", "dropconnect"):
+        for name in ("label_noise", "label_smoothing", "dropconnect"):
             if not 0 <= getattr(self, name) < 1:
                 problem = f"{getattr(self, name)} is not a probability below 1"
                 raise InputError(name, problem, "use 0 to turn it off")
@@ -190,7 +207,9 @@ class Recipe:
                 f"{self.batch} is above the {samples} training samples of {self.data}",
                 f"use {samples} or less",
             )
-        held = self.batch if self.hold == "epochs" else self.base_batch
+        held: int | Fraction = self.batch if self.hold == "epochs" else self.base_batch
+        if self.hold == "rate":
+            held = rate_batch(self.batch, self.base_batch, self.lr_rule)
         regime = self.regime.scaled(lr_scale(self.batch, self.base_batch, self.lr_rule))
         if update_at(regime.epochs, samples, held) < 1:
             raise InputError(
@@ -200,16 +219,13 @@ class Recipe:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe as plain data for JSON; `from_dict` reads it back."""
-        return {**_plain(asdict(self)), "optimizer": spec_to_dict(self.optimizer)}
+        parts = {"regime": regime_to_dict(self.regime), "optimizer": spec_to_dict(self.optimizer)}
+        return {**asdict(self), **parts}
 
     @classmethod
     def from_dict(cls, written: dict[str, Any]) -> "Recipe":
         """Read what `as_dict` wrote; a missing field has its default."""
-        regime = dict(written["regime"])
-        regime["drops"] = tuple((_epochs(epoch), *rates) for epoch, *rates in regime["drops"])
-        for name in ("epochs", "warmup"):
-            regime[name] = _epochs(regime[name])
-        parts: dict[str, Any] = {"regime": Regime(**regime)}
+        parts: dict[str, Any] = {"regime": regime_from_dict(written["regime"])}
         if "optimizer" in written:
             parts["optimizer"] = spec_from_dict(written["optimizer"])
         return cls(**{**written, **parts})
@@ -232,8 +248,9 @@ class Plan:
     samples: int
     regime: Regime
     """The regime with scaled rates; its epochs are those of ``held_batch``."""
-    held_batch: int
-    """The batch that converts epochs to updates: batch if epochs are held, else base_batch."""
+    held_batch: int | Fraction
+    """The batch that converts epochs to updates: batch if epochs are held, `rate_batch` if the
+    sum of the learning rates is, else base_batch."""
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -278,16 +295,3 @@ class Plan:
         """Return learning rate and weight decay of the 0-based ``update``."""
         drops = sum(1 for drop in self.drop_updates if drop <= update)
         return self.regime.in_phase(drops, update, self.samples, self.held_batch)
-
-
-def _plain(value: Any) -> Any:
-    """Convert to JSON's types; a fraction becomes text such as 50/3."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, Fraction) else value
-
-
-def _epochs(value: Epochs | str) -> Epochs:
-    return Fraction(value) if isinstance(value, str) else value

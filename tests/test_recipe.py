@@ -3,7 +3,7 @@
 import json
 from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
-from math import nan, sqrt
+from math import isqrt, nan, sqrt
 
 import pytest
 from hypothesis import given
@@ -72,6 +72,36 @@ def test_regime_adaptation_sees_the_data_more_often_by_the_ratio_of_the_batches(
     assert abs(plan.epoch(plan.updates) - 200 * batch / base) <= batch / samples / 2 + 1e-9
 
 
+@given(st.integers(2, 10**6), st.integers(2, 10**4), st.integers(2, 10**4), st.data())
+def test_with_held_rate_and_square_roots_updates_are_rounded_exactly(samples, batch, base, data):
+    """The oracle compares squares of whole numbers: (n - 1/2)^2 <= (e N)^2 / (B B_S)."""
+    batch = min(batch, samples)
+    tenths = data.draw(st.integers(10 * max(batch, base), 10**6))  # at least one update
+    regime = Regime(lr=0.1, epochs=Fraction(tenths, 10))
+    recipe = replace(small(base), regime=regime).large(batch, ghost=None, hold="rate")
+    updates = (isqrt(4 * (tenths * samples) ** 2 // (100 * batch * base)) + 1) // 2
+    assert recipe.plan(samples).updates == updates
+
+
+@pytest.mark.parametrize(("samples", "batch", "base"), SIZES)
+def test_with_held_rate_linear_scaling_holds_the_epochs_and_none_the_updates(samples, batch, base):
+    for rule, hold in (("linear", "epochs"), ("none", "updates")):
+        plan, twin = (
+            small(base).large(batch, rule, ghost=None, hold=held).plan(samples)
+            for held in ("rate", hold)
+        )
+        assert (plan.updates, plan.drop_updates) == (twin.updates, twin.drop_updates)
+        assert plan.seen == twin.seen
+
+
+@pytest.mark.parametrize("rule", ["none", "sqrt", "linear"])
+def test_with_held_rate_the_sum_of_learning_rates_is_that_of_the_small_batch(rule):
+    warm = replace(SMALL, regime=replace(REGIME, warmup=5))
+    plans = [r.plan(5000) for r in (warm, warm.large(4096, rule, hold="rate"))]
+    sums = [sum(plan.rates(u).lr for u in range(plan.updates)) for plan in plans]
+    assert sums[1] == pytest.approx(sums[0], rel=1e-2)
+
+
 def test_the_rates_of_a_plan_change_at_its_drops_and_follow_the_rule():
     for rule, factor in (("none", 1), ("sqrt", sqrt(32)), ("linear", 32)):
         plan = SMALL.large(4096, lr_rule=rule).plan(50_000)
@@ -107,6 +137,7 @@ def test_a_plan_counts_its_ghosts(batch, ghost, ghosts):
             drops=((Fraction(7, 3), 0.01), (4, 1e-3, 0.0), (5.5, 1e-4)),
             warmup=Fraction(1, 7),
         ),
+        Regime(lr=0.1, epochs=Fraction(50, 3), schedule="polynomial", power=2),
     ],
 )
 def test_a_recipe_survives_json_exactly(regime):
@@ -196,9 +227,10 @@ def test_with_held_distance_a_run_has_twice_the_updates_at_most_before_its_last_
     [
         SMALL,
         SMALL.large(4096, hold="distance", reference="runs/small"),
+        SMALL.large(4096, hold="rate"),
         replace(SMALL, optimizer=SGD(nesterov=True)),
     ],
-    ids=["plain", "with a reference", "with another optimizer"],
+    ids=["plain", "with a reference", "with held rate", "with another optimizer"],
 )
 def test_a_recipe_survives_json(recipe):
     assert Recipe.from_dict(json.loads(json.dumps(recipe.as_dict()))) == recipe
@@ -206,8 +238,10 @@ def test_a_recipe_survives_json(recipe):
 
 def test_fields_that_an_older_version_did_not_write_count_as_their_default():
     written = SMALL.as_dict()
-    for added in ("reference", "optimizer", "image_size"):
+    new = ("decay_norms", "label_smoothing", "ema")
+    for added in ("reference", "optimizer", "image_size", *new):
         del written[added]
+    del written["regime"]["schedule"], written["regime"]["power"]
     assert SMALL.differences(written) == []
     assert replace(SMALL, optimizer=SGD(nesterov=True)).differences(written) == ["optimizer"]
     assert replace(SMALL, seed=1, clip=None).differences(written) == ["clip", "seed"]

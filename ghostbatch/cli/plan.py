@@ -27,7 +27,7 @@ class PlanOptions:
     ghost: int | Literal["auto"] | None = "auto"
     """Samples per ghost; auto is base_batch, at most 128; None is plain batch norm."""
     hold: Hold = "updates"
-    """What stays the same: the number of updates, the number of epochs, or the distance walked."""
+    """What stays the same: updates, epochs, the distance walked, or the sum of learning rates."""
     reference: str | None = None
     """With hold distance: the folder of the run whose distances to follow."""
     json: bool = False

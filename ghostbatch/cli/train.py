@@ -128,6 +128,8 @@ def _closing_line(summary: Summary, out: Path, was_ended: bool) -> str:
     took = timedelta(seconds=round(summary.seconds))
     skipped = summary.skipped_images + summary.skipped_test_images
     where = " on held-out images" if summary.held_out else ""
+    if summary.ema_accuracy is not None:
+        where += f", {summary.ema_accuracy:.2f} % of the averaged weights,"
     return (
         f"{status}{reason}: accuracy {summary.accuracy:.2f} %{where} after {summary.updates:,} "
         f"updates ({summary.epochs:.4g} epochs) in {took}; "

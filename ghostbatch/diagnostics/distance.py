@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ghostbatch.errors import InputError, check_choice
+from ghostbatch.optim.groups import is_bias, norm_parameters
 
 Keep = Literal["exact", "cpu", "bf16"]
 
@@ -145,16 +146,10 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _select(model: nn.Module, norms: bool, biases: bool) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield trainable parameters; a norm layer has "Norm" in the name of its class or a base."""
-    in_norms = {
-        id(parameter)
-        for layer in model.modules()
-        if any("Norm" in kind.__name__ for kind in type(layer).__mro__)
-        for parameter in layer.parameters(recurse=False)
-    }
+    """Yield trainable parameters."""
+    in_norms = norm_parameters(model)
     for name, parameter in model.named_parameters():
-        is_bias = name.rpartition(".")[2] == "bias"
-        excluded = (is_bias and not biases) or (id(parameter) in in_norms and not norms)
+        excluded = (is_bias(name) and not biases) or (id(parameter) in in_norms and not norms)
         if parameter.requires_grad and not excluded:
             yield name, parameter
 

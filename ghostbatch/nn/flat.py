@@ -5,7 +5,7 @@ each layer computes with (see `ghostbatch.nn.fold`). The copies lie in one buffe
 writes. Tensors with 4 dimensions lie channels_last in every buffer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,13 +55,17 @@ class FlatWeights:
         model: a network whose layers are called once each, under autocast, and all of whose
             parameters get a gradient, such as those of `MODELS`.
         dtype: of the copies that convolutions and linear layers read.
+        undecayed: parameters without weight decay; they lie behind the others.
 
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, undecayed: Iterable[Tensor] = ()
+    ) -> None:
         self.model = model
         self._leaves = sorted(_leaves(model), key=lambda leaf: not leaf.is_copy)
-        total = _line_up(self._leaves)
+        total = _line_up(self._leaves, {id(weight) for weight in undecayed})
+        self._decayed = total.decayed
         device = next(model.parameters()).device
         # A checkpoint holds whole buffers, so each is one of its own.
         self._weights, self._grads, self._momentum = (
@@ -152,7 +156,8 @@ class FlatWeights:
             patience: consecutive updates with such a loss that count as divergence.
             clip: largest L2 norm of the gradient.
             momentum: factor of the last step's velocity.
-            weight_decay: factor of the weights that is added to the clipped gradient.
+            weight_decay: factor of the weights that is added to the clipped gradient, except for
+                undecayed ones.
             nesterov: use Nesterov's momentum.
 
         """
@@ -166,7 +171,7 @@ class FlatWeights:
         self._launch(
             *(step_kernel, total),
             *(self._weights, self._momentum, self._grads, self._norm, lr, diverged),
-            *(total, clip, momentum, weight_decay),
+            *(total, self._decayed, clip, momentum, weight_decay),
             NESTEROV=nesterov,
         )
         self.refresh()
@@ -195,19 +200,27 @@ class Total(NamedTuple):
     """Sizes of the buffers."""
 
     weights: int
+    decayed: int
+    """The first of these have weight decay."""
     leaves: int
     copies: int
 
 
-def _line_up(leaves: Sequence[Leaf]) -> Total:
-    """Set where each leaf and its parameter begin; return the sizes of the buffers."""
-    weights = places = copies = 0
+def _line_up(leaves: Sequence[Leaf], undecayed: Collection[int]) -> Total:
+    """Set where each leaf and its parameter begin; return the sizes of the buffers.
+
+    Parameters whose ids are among ``undecayed`` come after all others.
+    """
+    weights = decayed = places = copies = 0
     for leaf in leaves:
-        leaf.start, leaf.place = weights, places
-        weights += -(-leaf.parameter.numel() // ALIGN) * ALIGN
+        leaf.place = places
         places += -(-leaf.shape.numel() // ALIGN) * ALIGN
         copies = places if leaf.is_copy else copies
-    return Total(weights, places, copies)
+    for leaf in sorted(leaves, key=lambda leaf: id(leaf.parameter) in undecayed):
+        leaf.start = weights
+        weights += -(-leaf.parameter.numel() // ALIGN) * ALIGN
+        decayed = decayed if id(leaf.parameter) in undecayed else weights
+    return Total(weights, decayed, places, copies)
 
 
 def _tables(leaves: Sequence[Leaf], total: Total) -> tuple[Tensor, Tensor]:

@@ -83,6 +83,7 @@ def step_kernel(
     lr_ptr,
     skip_ptr,  # nothing changes unless it is 0
     weights,
+    decayed,  # number of the weights that decay; they come first
     clip,  # largest norm
     momentum,
     decay,
@@ -97,7 +98,8 @@ def step_kernel(
         velocity_B = tl.load(momentum_ptr + at_B, keep_B, other=0.0)
         grad_B = tl.load(grads_ptr + at_B, keep_B, other=0.0)
         norm = tl.load(norm_ptr).to(tl.float32)
-        grad_B = grad_B * tl.minimum(clip / (norm + 1e-6), 1.0) + decay * weight_B
+        decay_B = tl.where(at_B < decayed, decay, 0.0)
+        grad_B = grad_B * tl.minimum(clip / (norm + 1e-6), 1.0) + decay_B * weight_B
         velocity_B = momentum * velocity_B + grad_B
         step_B = grad_B + momentum * velocity_B if NESTEROV else velocity_B
         tl.store(momentum_ptr + at_B, velocity_B, keep_B)

@@ -1,8 +1,19 @@
 """Regimes, their scheduler, optimizers as data, and the rules that follow the batch size."""
 
+from ghostbatch.optim.average import WeightAverage
+from ghostbatch.optim.groups import decay_groups
 from ghostbatch.optim.optimizers import SGD, OptimizerSpec, spec_from_dict, spec_to_dict
-from ghostbatch.optim.regime import Drop, Epochs, Rates, Regime, update_at
-from ghostbatch.optim.scaling import Rule, lr_scale, noise_weights, random_labels
+from ghostbatch.optim.regime import (
+    Drop,
+    Epochs,
+    Rates,
+    Regime,
+    Schedule,
+    regime_from_dict,
+    regime_to_dict,
+    update_at,
+)
+from ghostbatch.optim.scaling import Rule, lr_scale, noise_weights, random_labels, rate_batch
 from ghostbatch.optim.scheduler import RegimeScheduler
 
 __all__ = [
@@ -14,9 +25,15 @@ __all__ = [
     "Regime",
     "RegimeScheduler",
     "Rule",
+    "Schedule",
+    "WeightAverage",
+    "decay_groups",
     "lr_scale",
     "noise_weights",
     "random_labels",
+    "rate_batch",
+    "regime_from_dict",
+    "regime_to_dict",
     "spec_from_dict",
     "spec_to_dict",
     "update_at",

@@ -4,20 +4,19 @@ To add an optimizer, write one more spec with its own ``kind``, and name it in `
 `OPTIMIZERS`.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from ghostbatch.errors import InputError, check_choice
+from ghostbatch.optim.groups import Parameters
 from ghostbatch.optim.regime import Regime
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """SGD with the momentum and weight decay of the regime, on every parameter."""
+    """SGD with the momentum and weight decay of the regime."""
 
     kind: ClassVar[str] = "sgd"
     """The tag of this spec in ``run.json``."""
@@ -30,8 +29,8 @@ class SGD:
         if self.nesterov and not regime.momentum:
             raise InputError("optimizer.nesterov", "needs momentum", "set regime.momentum")
 
-    def build(self, parameters: Iterable[nn.Parameter], regime: Regime) -> torch.optim.Optimizer:
-        """Return the optimizer with the regime's initial rates."""
+    def build(self, parameters: Parameters, regime: Regime) -> torch.optim.Optimizer:
+        """Return the optimizer of parameters or groups with the regime's initial rates."""
         return torch.optim.SGD(
             parameters,
             lr=regime.lr,

@@ -5,16 +5,17 @@ result never depends on how a float rounds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
-from math import floor, isfinite
-from typing import Any, NamedTuple
+from math import cos, floor, isfinite, pi
+from typing import Any, Literal, NamedTuple, get_args
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_choice
 
 Epochs = int | float | Fraction
 Drop = tuple[Epochs, float] | tuple[Epochs, float, float]
+Schedule = Literal["drops", "cosine", "polynomial"]
 
 # Made from text to be objects of their own: `is` tells a default from the same number given by the
 # user, also after `dataclasses.replace`. RegimeScheduler changes and compares only what was given.
@@ -38,6 +39,9 @@ class Regime:
     (0.1, 0.01)
     >>> regime.scaled(2).at(0).lr, regime.stretched(2).drops[0]
     (0.2, (162, 0.01))
+    >>> cosine = Regime(lr=0.1, epochs=200, warmup=10, schedule="cosine")
+    >>> [round(cosine.at(epoch).lr, 4) for epoch in (0, 5, 10, 105, 200)]
+    [0.0, 0.05, 0.1, 0.05, 0.0]
     """
 
     lr: float
@@ -53,10 +57,17 @@ class Regime:
     """Momentum of SGD, constant."""
 
     weight_decay: float = DEFAULT_WEIGHT_DECAY
-    """Weight decay at the start, on every parameter."""
+    """Weight decay at the start."""
 
     warmup: Epochs = 0
     """Epochs over which the rate rises linearly from 0; 0 is none."""
+
+    schedule: Schedule = "drops"
+    """How the rate falls: at the drops, or from the end of the warm-up to 0 at the end of the run,
+    as lr (1 + cos(pi x)) / 2 or as lr (1 - x) ** power, x being the part done."""
+
+    power: float = 1.0
+    """Exponent of the schedule "polynomial"; 1 is a straight line."""
 
     def __post_init__(self) -> None:
         for field in ("lr", "weight_decay"):
@@ -73,8 +84,22 @@ class Regime:
                 f"{self.warmup} is not within the {self.epochs} epochs",
                 "use 0 for none",
             )
+        self._check_schedule()
         self._check_drops()
         object.__setattr__(self, "drops", tuple(tuple(drop) for drop in self.drops))
+
+    def _check_schedule(self) -> None:
+        check_choice("regime.schedule", self.schedule, get_args(Schedule))
+        if self.drops and self.schedule != "drops":
+            problem = f"schedule {self.schedule} has none"
+            raise InputError(
+                "regime.drops", problem, "leave them out (in a shell: --regime.drops ,)"
+            )
+        if not (isfinite(self.power) and self.power > 0):
+            raise InputError("regime.power", f"{self.power} is not above 0", "use 1, for example")
+        if self.power != 1 and self.schedule != "polynomial":
+            problem = f"schedule {self.schedule} does not use it"
+            raise InputError("regime.power", problem, "set regime.schedule to polynomial")
 
     def _check_drops(self) -> None:
         before: Epochs = 0
@@ -123,20 +148,26 @@ class Regime:
 
     def at(self, epoch: Epochs) -> Rates:
         """Return the rates at ``epoch``; a drop takes effect at its own epoch."""
-        rates = self.phase(sum(1 for drop in self.drops if exact(drop[0]) <= exact(epoch)))
-        return rates._replace(lr=rates.lr * self._warmup_factor(exact(epoch)))
+        now, warmup = exact(epoch), exact(self.warmup)
+        rates = self.phase(sum(1 for drop in self.drops if exact(drop[0]) <= now))
+        if now < warmup:
+            return rates._replace(lr=rates.lr * float(now / warmup))
+        return rates._replace(lr=rates.lr * self._decay(now - warmup, exact(self.epochs) - warmup))
 
-    def at_update(self, update: int, samples: int, batch: int) -> Rates:
+    def at_update(self, update: int, samples: int, batch: int | Fraction) -> Rates:
         """Return the rates of the 0-based ``update``, with drops at the updates of `update_at`."""
         drops = sum(1 for drop in self.drops if update_at(drop[0], samples, batch) <= update)
         return self.in_phase(drops, update, samples, batch)
 
-    def in_phase(self, drops: int, update: int, samples: int, batch: int) -> Rates:
+    def in_phase(self, drops: int, update: int, samples: int, batch: int | Fraction) -> Rates:
         """Return the rates of the 0-based ``update`` after ``drops`` drops, whenever those were."""
         rates = self.phase(drops)
-        if update >= update_at(self.warmup, samples, batch):
-            return rates
-        return rates._replace(lr=rates.lr * self._warmup_factor(Fraction(update * batch, samples)))
+        start = update_at(self.warmup, samples, batch)
+        if update < start:
+            done = Fraction(update * batch, samples) / exact(self.warmup)
+            return rates._replace(lr=rates.lr * min(1.0, float(done)))
+        length = update_at(self.epochs, samples, batch) - start
+        return rates._replace(lr=rates.lr * self._decay(update - start, length))
 
     def phase(self, drops: int) -> Rates:
         """Return the rates after ``drops`` drops, without warm-up.
@@ -148,11 +179,37 @@ class Regime:
             rates = Rates(new[0], new[1] if len(new) > 1 else rates.weight_decay)
         return rates
 
-    def _warmup_factor(self, epoch: Fraction) -> float:
-        return 1.0 if epoch >= exact(self.warmup) else float(epoch / exact(self.warmup))
+    def _decay(self, done: int | Fraction, length: int | Fraction) -> float:
+        """Return the schedule's factor on the rate, ``done`` of a ``length`` after the warm-up."""
+        if self.schedule == "drops":
+            return 1.0
+        left = float((length - done) / length) if done < length else 0.0
+        return (1 - cos(pi * left)) / 2 if self.schedule == "cosine" else left**self.power
 
 
-def update_at(epoch: Epochs, samples: int, batch: int) -> int:
+def regime_to_dict(regime: Regime) -> dict[str, Any]:
+    """Return the regime as plain data for JSON; a fraction becomes text such as 50/3."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        return str(value) if isinstance(value, Fraction) else value
+
+    return {name: plain(value) for name, value in asdict(regime).items()}
+
+
+def regime_from_dict(written: dict[str, Any]) -> Regime:
+    """Read what `regime_to_dict` wrote; a missing field has its default."""
+
+    def time(value: Epochs | str) -> Epochs:
+        return Fraction(value) if isinstance(value, str) else value
+
+    times = {name: time(written[name]) for name in ("epochs", "warmup")}
+    drops = tuple((time(epoch), *rates) for epoch, *rates in written["drops"])
+    return Regime(**{**written, **times, "drops": drops})
+
+
+def update_at(epoch: Epochs, samples: int, batch: int | Fraction) -> int:
     """Return the 0-based update at which ``epoch`` begins: round(e N / B), half up, exactly.
 
     >>> update_at(81, samples=50_000, batch=128), update_at(0.7, samples=10, batch=2)

@@ -1,6 +1,7 @@
 """How the learning rate, or gradient noise instead of it, follows the batch size; label noise."""
 
-from math import sqrt
+from fractions import Fraction
+from math import isqrt, sqrt
 from typing import Literal
 
 import torch
@@ -25,6 +26,31 @@ def lr_scale(batch: int, base_batch: int, rule: Rule = "sqrt") -> float:
     factors = {"none": 1.0, "sqrt": sqrt(ratio), "linear": ratio}
     check_choice("lr_rule", rule, factors)
     return factors[rule]
+
+
+DIGITS = 100
+"""Decimals of a square root in `rate_batch`; a rounded number of updates never needs as many."""
+
+
+def rate_batch(batch: int, base_batch: int, rule: Rule = "sqrt") -> int | Fraction:
+    """Return the batch that turns epochs into updates so that the sum of learning rates is kept.
+
+    It is ``base_batch`` times `lr_scale`: rates that are so many times larger need so many times
+    fewer updates than ``base_batch`` has. Pass it to `RegimeScheduler` or `update_at` as ``batch``.
+    A square root that is not a whole number is cut off after `DIGITS` decimals. It is no float, so
+    the nearest update to an epoch is the one that the exact root has.
+
+    >>> rate_batch(4096, 128, "linear"), rate_batch(4096, 128, "none"), rate_batch(512, 128)
+    (4096, 128, 256)
+    """
+    lr_scale(batch, base_batch, rule)  # refuses what it cannot scale
+    if rule != "sqrt":
+        return batch if rule == "linear" else base_batch
+    product = batch * base_batch
+    root = isqrt(product)
+    if root**2 == product:
+        return root
+    return Fraction(isqrt(product * 100**DIGITS), 10**DIGITS)
 
 
 def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generator) -> Tensor:

@@ -2,6 +2,7 @@
 
 import warnings
 from bisect import bisect_right
+from fractions import Fraction
 from typing import Any
 
 from torch.optim import Optimizer
@@ -30,7 +31,8 @@ class RegimeScheduler(LRScheduler):
         optimizer: any optimizer with "lr" and, if it decays weights, "weight_decay" groups.
         regime: already scaled for the batch: ``regime.scaled(lr_scale(batch, base_batch))``.
         samples_per_epoch: size of the training set.
-        batch: samples per update, over all ranks; to keep the updates of the base batch, pass that.
+        batch: samples per update, over all ranks; to keep the updates of the base batch, pass that;
+            to keep the sum of the learning rates, pass `rate_batch`.
         last_epoch: PyTorch's name for the last update done; -1 starts a run.
 
     """
@@ -41,7 +43,7 @@ class RegimeScheduler(LRScheduler):
         regime: Regime,
         *,
         samples_per_epoch: int,
-        batch: int,
+        batch: int | Fraction,
         last_epoch: int = -1,
     ) -> None:
         check_positive(samples_per_epoch=samples_per_epoch, batch=batch)
@@ -51,6 +53,10 @@ class RegimeScheduler(LRScheduler):
         self._warmup_end = update_at(regime.warmup, samples_per_epoch, batch)
         self._drops = [update_at(drop[0], samples_per_epoch, batch) for drop in regime.drops]
         self._phases = [regime.phase(drops) for drops in range(len(regime.drops) + 1)]
+        # Numbers, because reading a tensor on a GPU would wait for it at every step.
+        self._own_lr = float(optimizer.defaults["lr"])
+        if last_epoch == -1:
+            self._note_initial_lr(optimizer)
         super().__init__(optimizer, last_epoch)
         self._warn_of_differences()
 
@@ -68,7 +74,7 @@ class RegimeScheduler(LRScheduler):
 
     def rates(self, update: int) -> Rates:
         """Return the regime's rates of the 0-based ``update``."""
-        if update < self._warmup_end:
+        if update < self._warmup_end or self.regime.schedule != "drops":
             return self.regime.at_update(update, self.samples_per_epoch, self.batch)
         return self._phases[bisect_right(self._drops, update)]
 
@@ -81,12 +87,19 @@ class RegimeScheduler(LRScheduler):
             decays = group.setdefault("initial_weight_decay", group.get("weight_decay", 0))
             if decays and rates.weight_decay is not DEFAULT_WEIGHT_DECAY:
                 group["weight_decay"] = rates.weight_decay
-        initial = [group.setdefault("initial_lr", group["lr"]) for group in groups]
-        own = self.optimizer.defaults["lr"]
-        reference = own if own in initial else initial[0]
+        self._note_initial_lr(self.optimizer)  # groups may have joined
+        initial = [group["initial_lr"] for group in groups]
+        reference = self._own_lr if self._own_lr in initial else initial[0]
         if not reference:  # an optimizer built with lr=0 leaves the rate to the scheduler
             return [rates.lr for _ in groups]
         return [rates.lr * (base / reference) for base in initial]
+
+    @staticmethod
+    def _note_initial_lr(optimizer: Optimizer) -> None:
+        """Note the rate of every group that has no initial rate yet."""
+        for group in optimizer.param_groups:
+            if "initial_lr" not in group:
+                group["initial_lr"] = float(group["lr"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers only, so that a checkpoint loads with ``weights_only=True``."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+from ghostbatch.optim import update_at
 from ghostbatch.recipe import Plan
 from ghostbatch.report.runs import Group, Results
 
@@ -87,4 +88,7 @@ def show_rates(plan: Plan) -> str:
     """Return the learning rates of a plan and the updates at which they begin, as text."""
     latest = "at most " if plan.recipe.hold == "distance" else ""
     drops = (f", {plan.rates(drop).lr:.4g} ({latest}{drop})" for drop in plan.drop_updates)
-    return f"{plan.rates(0).lr:.4g} (0)" + "".join(drops)
+    schedule = plan.regime.schedule
+    end = "" if schedule == "drops" else f", {schedule} to 0 ({plan.updates})"
+    warm = update_at(plan.regime.warmup, plan.samples, plan.held_batch)
+    return f"{plan.regime.lr:.4g} ({warm})" + "".join(drops) + end

@@ -75,6 +75,11 @@ def can_recalibrate(model: nn.Module) -> bool:
     return bool(norms) and all(n in known or isinstance(n, CrossRankBatchNorm) for n in norms)
 
 
+def has_statistics(model: nn.Module) -> bool:
+    """Return whether the model has running statistics in any batch norm."""
+    return any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in model.modules())
+
+
 @contextmanager
 def population_statistics(
     model: nn.Module, batches: Iterable[Tensor], arithmetic: torch.autocast

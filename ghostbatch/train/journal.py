@@ -12,6 +12,7 @@ from ghostbatch.train.divergence import find_nonfinite
 from ghostbatch.train.evaluate import (
     can_recalibrate,
     evaluate,
+    has_statistics,
     population_statistics,
     recalibration_batches,
 )
@@ -113,6 +114,19 @@ class Journal:
         with population_statistics(model, batches, autocast(self.plan.recipe, self.state.device)):
             return self._evaluate()[1]
 
+    def _evaluate_average(self) -> float | None:
+        """Return the accuracy of the averaged weights, with running statistics that fit them.
+
+        The model's own weights are put back. Return None if there is no average, or if there are
+        running statistics that cannot be averaged.
+        """
+        if self.state.average is None:
+            return None
+        with self.state.average.applied():
+            if has_statistics(self.state.model):
+                return self._evaluate_recalibrated()
+            return self._evaluate()[1]
+
     def _write(self, **measured: Any) -> Record:
         done = self.state.update
         record = Record(
@@ -146,7 +160,8 @@ class Journal:
         """Evaluate once more, write the summary and return it."""
         last = self.record_validation()
         if isfinite(last.loss) and isfinite(last.distance):
-            return self._end(last, "finished", recalibrated=self._evaluate_recalibrated())
+            recalibrated, average = self._evaluate_recalibrated(), self._evaluate_average()
+            return self._end(last, "finished", recalibrated=recalibrated, average=average)
         problem = f"update {last.update} left weights that are not finite; lower regime.lr"
         return self._end(last, "diverged", problem)
 
@@ -178,6 +193,7 @@ class Journal:
         status: Status,
         reason: str | None = None,
         recalibrated: float | None = None,
+        average: float | None = None,
     ) -> Summary:
         """Write the summary, when all records are on the disk: it comes last of all files."""
         self._share_skipped()
@@ -194,6 +210,7 @@ class Journal:
             skipped_images=len(skipped["train"]),
             skipped_test_images=len(skipped["test"]),
             recalibrated_accuracy=recalibrated,
+            ema_accuracy=average,
             held_out=self.plan.recipe.holdout > 0,
         )
 

@@ -70,6 +70,9 @@ class Summary:
     """Test images that could not be read and were left out of the accuracy."""
     recalibrated_accuracy: float | None = None
     """The accuracy with running statistics averaged over the training set; None if unknown."""
+    ema_accuracy: float | None = None
+    """With ``Recipe.ema``: the accuracy of the averaged weights, with running statistics averaged
+    over the training set. Without, ``summary.json`` has no such field."""
     held_out: bool = False
     """Whether the accuracies and the loss are on held-out training images, not on the test set."""
 
@@ -138,6 +141,8 @@ def to_json(result: Record | Summary) -> str:
 
 def _plain(result: Record | Summary) -> dict[str, Any]:
     fields = asdict(result)
+    if fields.get("ema_accuracy", 0) is None:
+        del fields["ema_accuracy"]
     bad = [name for name, v in fields.items() if isinstance(v, float) and not isfinite(v)]
     return {**fields, **dict.fromkeys(bad)}
 

@@ -28,7 +28,7 @@ from ghostbatch.nn.fold import PatchConv2d
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.ops import backend_name
 from ghostbatch.ops.running.groups import ranks_in
-from ghostbatch.optim import RegimeScheduler
+from ghostbatch.optim import RegimeScheduler, WeightAverage, decay_groups
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.device import PROCESS
 from ghostbatch.train.monitor import Monitor
@@ -52,8 +52,12 @@ class State:
         self.model = initial_model(recipe, info).to(device, parameter_dtype(recipe))
         if device.type == "cuda":  # convolutions are faster in this layout
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = recipe.optimizer.build(self.model.parameters(), plan.regime)
+        parameters = self.model.parameters() if recipe.decay_norms else decay_groups(self.model)
+        self.optimizer = recipe.optimizer.build(parameters, plan.regime)
         self.distance = WeightDistance(self.model)
+        sizes = {"batch": recipe.batch, "base_batch": recipe.base_batch}
+        decay = recipe.ema
+        self.average = None if decay is None else WeightAverage(self.model, decay, **sizes)
         self.scheduler = self._build_scheduler()
         self._put_rates_on_device()
         self.monitor = Monitor(recipe.clip, device)
@@ -65,7 +69,7 @@ class State:
     def _build_scheduler(self) -> RegimeScheduler:
         """Return the scheduler; one that holds the distance gets its targets later."""
         plan = self.plan
-        sizes = {"samples_per_epoch": plan.samples, "batch": plan.held_batch}
+        sizes: dict[str, Any] = {"samples_per_epoch": plan.samples, "batch": plan.held_batch}
         if plan.recipe.hold != "distance":
             return RegimeScheduler(self.optimizer, plan.regime, **sizes)
         reached, longest = DropTargets.unknown(plan)
@@ -102,9 +106,13 @@ class State:
             return self.plan.updates
         return drops[-1] + self.plan.phases[-1]
 
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return PARTS if self.average is None else (*PARTS, "average")
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain containers and tensors."""
-        parts = {name: getattr(self, name).state_dict() for name in PARTS}
+        parts = {name: getattr(self, name).state_dict() for name in self._parts}
         for group in parts["optimizer"]["param_groups"]:
             group["lr"] = float(group["lr"])
         counts = {"update": self.update, "seconds": self.seconds}
@@ -115,7 +123,7 @@ class State:
         """Continue exactly where ``state`` was taken, also on another kind of device."""
         check_same_network(self.plan.recipe.model, self.model, state["model"])
         kernels = [{k: group[k] for k in KERNELS} for group in self.optimizer.param_groups]
-        for name in PARTS:
+        for name in self._parts:
             getattr(self, name).load_state_dict(state[name])
         for group, own in zip(self.optimizer.param_groups, kernels, strict=True):
             group.update(own)

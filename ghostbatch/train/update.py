@@ -77,7 +77,9 @@ class Update:
         """Move the weights and their momentum to flat buffers; the optimizer keeps its own view."""
         from ghostbatch.nn.flat import FlatWeights  # noqa: PLC0415 (imports triton)
 
-        flat = FlatWeights(self.state.model, torch.bfloat16)
+        _, *undecayed = self.state.optimizer.param_groups
+        rest = [weight for group in undecayed for weight in group["params"]]
+        flat = FlatWeights(self.state.model, torch.bfloat16, rest)
         for parameter, momentum in flat.momentum():
             kept = self.state.optimizer.state[parameter]
             if (before := kept.get("momentum_buffer")) is not None:
@@ -110,6 +112,7 @@ class Update:
             sums = torch.cat([self.compute_gradients(), self._stop])
         if self.flat is not None:
             self._step_flat(self.flat, sums)
+            self._add_to_average()
             return
         if self.ranks.world > 1:
             dist.all_reduce(sums)
@@ -121,10 +124,16 @@ class Update:
             clip_grads_with_norm_(self.parameters, recipe.clip, norm)
         if self._skips_on_device or not state.monitor.diverged:
             state.optimizer.step()
+            self._add_to_average()
+
+    def _add_to_average(self) -> None:
+        """Add the weights to their average, also where the GPU has skipped a diverged step."""
+        if self.state.average is not None:
+            self.state.average.update()
 
     def _step_flat(self, flat: "FlatWeights", sums: Tensor) -> None:
         """Do with flat weights what `compute` does with the optimizer."""
-        (group,) = self.state.optimizer.param_groups
+        group, *_ = self.state.optimizer.param_groups  # the others have no weight decay
         monitor = self.state.monitor
         lr = torch.as_tensor(group["lr"], dtype=torch.float32, device=sums.device)
         flat.step(
@@ -139,8 +148,8 @@ class Update:
     def compute_gradients(self) -> Tensor:
         """Compute the gradients of the batch's mean loss, after `prepare`.
 
-        Return this rank's summed loss, without noise and for the true labels, and its number of
-        correct answers: a float64 tensor of two values.
+        Return this rank's summed loss, without noise and for the true labels, not smoothed, and
+        its number of correct answers: a float64 tensor of two values.
         """
         self.state.optimizer.zero_grad(set_to_none=True)
         factor = self.ranks.world / self.recipe.batch  # DDP averages over ranks
@@ -151,11 +160,12 @@ class Update:
                 with self.autocast:
                     outputs = (self.flat or self.parallel)(micro.images)
                     weights = None if self._noise is None else self._noise[micro.positions]
-                    loss, found = summed_cross_entropy(outputs, micro.labels, weights)
+                    options = (weights, self.recipe.label_smoothing)
+                    loss, found = summed_cross_entropy(outputs, micro.labels, *options)
                     if self._labels is not None:
                         drawn = self._labels[micro.positions]
                         noisy = torch.where(drawn < 0, micro.labels, drawn)
-                        loss, _ = summed_cross_entropy(outputs, noisy, weights)
+                        loss, _ = summed_cross_entropy(outputs, noisy, *options)
                 (loss * factor).backward()
             if self.flat is not None:
                 self.flat.take_gradients(add=micro.positions != self.positions[0])
@@ -209,6 +219,5 @@ def uses_flat_weights(state: State, ranks: Ranks) -> bool:
         and recipe.precision == "bf16"
         and not recipe.dropconnect
         and type(state.optimizer) is torch.optim.SGD
-        and len(state.optimizer.param_groups) == 1
         and has_triton(next(state.model.parameters()).detach())
     )

@@ -158,6 +158,14 @@ def test_plan_holds_epochs_when_asked(run):
     assert (adapted["updates"], adapted["epochs"], adapted["drop_updates"]) == (35, 9, [18, 26])
 
 
+def test_plan_holds_the_sum_of_learning_rates_when_asked(run):
+    """32 times the batch, a rate 32 ** 0.5 times as high: that many times fewer updates."""
+    _, out, _ = run("plan", "f1-digits", "--batch", "1024", "--hold", "rate", "--json")
+    adapted = json.loads(out)["adapted"]
+    assert (adapted["updates"], adapted["drop_updates"]) == (199, [99, 149])
+    assert adapted["epochs"] == pytest.approx(9 * 32**0.5)
+
+
 def test_plan_prints_both_recipes_side_by_side(run):
     _, out, _ = run("plan", "f1-digits", "--batch", "1024")
     lines = [line.split() for line in out.splitlines()]

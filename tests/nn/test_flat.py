@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from ghostbatch.nn import fold_convolutions
 from ghostbatch.ops.patches import patches
+from ghostbatch.optim import decay_groups
 from ghostbatch.train.monitor import FAR, PATIENCE, Monitor
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -77,6 +78,25 @@ def test_steps_are_those_of_torch_sgd_after_clipping(clip, nesterov):
     assert means["gradient_norm"] == pytest.approx(norms / 3, rel=1e-4)
     assert (means["loss"], means["accuracy"]) == (2.0, 50.0)
     assert means["clipped"] == (clip < inf)
+
+
+def test_norms_and_biases_without_weight_decay_step_as_torch_sgds_second_group_does():
+    """Without clipping, and with a decay that no tolerance would hide."""
+    model, twin = network(), network()
+    flat = FlatWeights(model, torch.float32, decay_groups(model)[1]["params"])
+    rates = {"momentum": 0.9, "weight_decay": 2.0}
+    sgd = torch.optim.SGD(decay_groups(twin), lr=0.05, **rates)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    for number in range(2):
+        flat(batch(number)).square().sum().backward()
+        flat.take_gradients(add=False)
+        step(flat, Monitor(None), 0.05, **rates)
+        sgd.zero_grad()
+        twin(batch(number)).square().sum().backward()
+        sgd.step()
+    assert_close(model.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-5)
+    assert all(not w.equal(old) for w, old in zip(model.parameters(), before, strict=True))
+    assert_close(flat(batch(9)), twin(batch(9)), rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_micro_batches_add_up():

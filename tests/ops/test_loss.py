@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -10,10 +11,10 @@ from ghostbatch.ops.loss import summed_cross_entropy
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-def outcome(outputs: Tensor, labels: Tensor, weights: Tensor | None) -> list[Tensor]:
+def outcome(outputs: Tensor, labels: Tensor, *options) -> list[Tensor]:
     """The three sums and the gradient of a third of the loss."""
     outputs = outputs.detach().requires_grad_()
-    loss, sums = summed_cross_entropy(outputs, labels, weights)
+    loss, sums = summed_cross_entropy(outputs, labels, *options)
     assert not sums.requires_grad
     (loss / 3).backward()
     return [loss.detach(), sums, outputs.grad]
@@ -35,6 +36,26 @@ def test_losses_answers_and_gradients_are_those_of_pytorch(shape, is_weighted, m
     fast, slow = both(outputs, labels, weights, monkeypatch)
     assert_close(fast, slow, rtol=1e-5, atol=1e-6)
     assert fast[1][1] == (outputs.argmax(1) == labels).sum()
+
+
+@pytest.mark.parametrize("kernels", ["interpret", "0"])
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("shape", [(5, 10), (70, 100), (1, 2)], ids=str)
+def test_smoothed_losses_are_those_of_pytorch_and_the_sums_are_not_smoothed(
+    shape, is_weighted, kernels, monkeypatch
+):
+    monkeypatch.setenv("GHOSTBATCH_KERNELS", kernels)
+    draw = torch.Generator().manual_seed(1)
+    outputs = 4 * torch.randn(shape, generator=draw)
+    labels = torch.randint(shape[1], shape[:1], generator=draw)
+    weights = torch.randn(shape[:1], generator=draw) if is_weighted else None
+    loss, sums, grad = outcome(outputs, labels, weights, 0.1)
+    outputs.requires_grad_()
+    losses = F.cross_entropy(outputs, labels, reduction="none", label_smoothing=0.1)
+    expected = (losses if weights is None else losses * weights).sum()
+    (expected / 3).backward()
+    assert_close((loss, grad), (expected.detach(), outputs.grad), rtol=1e-5, atol=1e-5)
+    assert_close(sums, outcome(outputs, labels, weights)[1])
 
 
 def test_the_first_of_equal_outputs_is_the_answer(monkeypatch):

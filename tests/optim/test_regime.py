@@ -66,6 +66,25 @@ def test_warm_up_rises_linearly_from_zero_and_then_stays_out_of_the_way():
     assert regime.at(1).weight_decay == 1e-4
 
 
+def test_drops_and_a_schedule_without_them_are_refused_together():
+    with pytest.raises(
+        InputError, match=r"^regime\.drops: schedule cosine has none; leave them out"
+    ):
+        Regime(lr=0.1, epochs=10, drops=((5, 0.01),), schedule="cosine")
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "cosine"}, {"schedule": "polynomial"}], ids=str)
+def test_a_schedule_is_scaled_and_stretched_as_drops_are(schedule):
+    regime = Regime(lr=0.1, epochs=10, warmup=1, **schedule)
+    assert regime.at(5.5).lr == pytest.approx(0.05)
+    for epoch in (0, 0.5, 1, 4, 9.9, 10, 11):
+        lr = regime.at(epoch).lr
+        assert regime.scaled(4).at(epoch).lr == pytest.approx(4 * lr)
+        assert regime.stretched(Fraction(1, 3)).at(Fraction(epoch) / 3).lr == pytest.approx(lr)
+    by_update = [regime.at_update(u, samples=10, batch=5).lr for u in range(21)]
+    assert by_update == pytest.approx([regime.at(u / 2).lr for u in range(21)])
+
+
 def test_the_rate_of_an_update_changes_at_the_rounded_update_of_the_drop():
     regime = Regime(lr=1.0, epochs=3, drops=((1, 0.5), (2, 0.25)))
     # 10 samples at 4: epoch 1 is update 2.5, rounded half up to 3; epoch 2 is update 5.
@@ -87,6 +106,8 @@ def test_a_regime_is_frozen_and_hashable():
         *(("momentum", value) for value in (-0.1, 1, 1.5, nan)),
         *(("epochs", value) for value in (0, -1, nan, inf, Fraction(-1, 2))),
         *(("warmup", value) for value in (-1, 11, nan, inf)),
+        ("schedule", "exponential"),
+        *(("power", value) for value in (0, -1, nan, inf, 2)),  # 2: there is no polynomial
         ("drops", ((5,),)),
         ("drops", ((5, 0.1, 0.1, 0.1),)),
         ("drops", ((5, 0.1), (4, 0.01))),

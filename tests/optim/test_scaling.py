@@ -1,12 +1,12 @@
 """The factor on the rate, and the noise that can stand in for it."""
 
-from math import sqrt
+from math import floor, sqrt
 
 import pytest
 import torch
 
 from ghostbatch.errors import InputError
-from ghostbatch.optim import lr_scale, noise_weights
+from ghostbatch.optim import lr_scale, noise_weights, rate_batch, update_at
 
 
 def seeded(seed=0):
@@ -30,6 +30,24 @@ def test_a_bad_size_or_rule_is_refused_by_name(arguments, field):
     with pytest.raises(InputError, match=f"^{field}: ") as raised:
         lr_scale(*arguments)
     assert raised.value.field == field
+
+
+@pytest.mark.parametrize(("batch", "base"), [(4096, 128), (512, 128), (100, 7), (32, 128)])
+@pytest.mark.parametrize("rule", ["none", "sqrt", "linear"])
+def test_the_batch_that_holds_the_rate_is_the_base_batch_times_the_factor(batch, base, rule):
+    found = rate_batch(batch, base, rule)
+    assert float(found) == pytest.approx(base * lr_scale(batch, base, rule), rel=1e-15)
+    assert found == {"none": base, "sqrt": found, "linear": batch}[rule]
+    assert rate_batch(512, 128) == 256
+
+
+def test_an_epoch_next_to_half_an_update_is_rounded_as_the_exact_root_has_it():
+    """Solutions of a^2 - 2 b^2 = -1 lie below half an update, by less than a float can tell."""
+    a, b = 1_855_077_841, 1_311_738_121
+    samples, updates = 256 * a, (b - 1) // 2  # samples / sqrt(4096 * 128) = a / (2 sqrt(2)) < b / 2
+    assert a**2 - 2 * b**2 == -1
+    assert update_at(1, samples, rate_batch(4096, 128)) == updates
+    assert floor(samples / sqrt(4096 * 128) + 0.5) == updates + 1  # what floats make of it
 
 
 @pytest.mark.parametrize(("batch", "base"), [(4096, 128), (2048, 128), (192, 128)])

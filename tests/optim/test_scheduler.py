@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, PolynomialLR, SequentialLR
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ghostbatch.errors import InputError
 from ghostbatch.optim import Regime, RegimeScheduler
@@ -20,12 +22,17 @@ SIZES = {"samples_per_epoch": 50, "batch": 8}
 UPDATES = 50
 
 
-def start(groups=({},), *, regime=REGIME, **defaults):
+def sgd(groups=({},), **defaults):
     weights = [nn.Parameter(torch.tensor(1.0 + i, dtype=torch.float64)) for i in range(len(groups))]
     optimizer = torch.optim.SGD(
         [{"params": w, **options} for w, options in zip(weights, groups, strict=True)],
         **{"lr": 0.2, "momentum": 0.9, "weight_decay": 0.1, **defaults},
     )
+    return weights, optimizer
+
+
+def start(groups=({},), *, regime=REGIME, **defaults):
+    weights, optimizer = sgd(groups, **defaults)
     return weights, optimizer, RegimeScheduler(optimizer, regime, **SIZES)
 
 
@@ -53,6 +60,70 @@ def test_every_update_gets_the_rates_of_the_regime_warm_up_included():
     history = [groups[0][:2] for groups in advance(*start(), UPDATES)]
     assert history == [REGIME.at_update(u, 50, 8) for u in range(UPDATES)]
     assert [lr for lr, _ in history[:4]] == pytest.approx([0, 0.064, 0.128, 0.2])
+
+
+# ------------------------------------------------------------------------- rates that always fall
+
+COSINE = Regime(lr=0.2, epochs=8, weight_decay=0.1, schedule="cosine")
+SQUARE = Regime(lr=0.2, epochs=8, weight_decay=0.1, schedule="polynomial", power=2)
+FALLING = {  # and PyTorch's scheduler of the same number of updates
+    "cosine": (COSINE, CosineAnnealingLR),
+    "line": (replace(SQUARE, power=1), PolynomialLR),
+    "square": (SQUARE, lambda optimizer, n: PolynomialLR(optimizer, n, power=2)),
+}
+
+
+@pytest.mark.parametrize("name", FALLING)
+@pytest.mark.parametrize("groups", [[{}], [{"lr": 0.1}, {}]], ids=["one group", "two groups"])
+def test_a_rate_that_always_falls_is_that_of_pytorchs_scheduler(name, groups):
+    regime, twin = FALLING[name]
+    ours = advance(*start(groups, regime=regime), UPDATES)
+    weights, optimizer = sgd(groups)
+    theirs = advance(weights, optimizer, twin(optimizer, UPDATES), UPDATES)
+    for mine, right in zip(ours, theirs, strict=True):
+        assert mine == [pytest.approx(group, rel=1e-9) for group in right]
+
+
+@pytest.mark.parametrize("name", FALLING)
+def test_after_a_warm_up_the_rate_falls_over_the_updates_that_are_left(name):
+    regime, twin = FALLING[name]
+    ours = advance(*start(regime=replace(regime, warmup=0.5)), UPDATES)  # 3 updates
+    weights, optimizer = sgd()
+    parts = [LambdaLR(optimizer, lambda update: update * 8 / 25), twin(optimizer, UPDATES - 3)]
+    theirs = advance(weights, optimizer, SequentialLR(optimizer, parts, [3]), UPDATES)
+    assert [groups[0] for groups in ours] == [pytest.approx(g[0], rel=1e-9) for g in theirs]
+
+
+def test_a_rate_that_has_fallen_to_zero_stays_there():
+    weights, optimizer, scheduler = start(regime=replace(COSINE, warmup=8))  # nothing but warm-up
+    advance(weights, optimizer, scheduler, UPDATES)
+    assert scheduler.get_last_lr() == [0]
+    weights, optimizer, scheduler = start(regime=COSINE)
+    assert [lr for ((lr, *_),) in advance(weights, optimizer, scheduler, 60)[50:]] == [0] * 10
+
+
+class NothingIsRead(TorchDispatchMode):
+    """Refuses to read a number from a tensor, which waits for a GPU."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a number was read"
+        return func(*args, **(kwargs or {}))
+
+
+def test_rates_in_tensors_are_filled_in_place_and_nothing_is_read():
+    weights = [nn.Parameter(torch.ones(())) for _ in range(2)]
+    rates = [torch.tensor(0.2), torch.tensor(0.05)]
+    groups = [{"params": [weights[0]]}, {"params": [weights[1]], "lr": rates[1]}]
+    optimizer = torch.optim.SGD(groups, lr=rates[0], weight_decay=0.1)
+    scheduler = RegimeScheduler(optimizer, COSINE, **SIZES)
+    for update in range(1, UPDATES):
+        optimizer._opt_called = True  # its own step is not what is tested
+        with NothingIsRead():
+            scheduler.step()
+        assert [group["lr"] for group in optimizer.param_groups] == rates
+        lr = COSINE.at_update(update, 50, 8).lr
+        assert rates == [pytest.approx(lr, rel=1e-6), pytest.approx(lr / 4, rel=1e-6)]
+    assert all(group["lr"] is rates[i] for i, group in enumerate(optimizer.param_groups))
 
 
 def test_momentum_survives_the_drops():
@@ -208,7 +279,10 @@ def test_the_defaults_of_a_regime_are_plain_numbers():
     assert regime.at(0).weight_decay == 1e-4
     assert type(regime.weight_decay) is type(regime.momentum) is float
     assert json.dumps(asdict(regime)) == json.dumps(
-        {"lr": 0.1, "epochs": 1, "drops": [], "momentum": 0.9, "weight_decay": 1e-4, "warmup": 0}
+        {
+            **{"lr": 0.1, "epochs": 1, "drops": [], "momentum": 0.9, "weight_decay": 1e-4},
+            **{"warmup": 0, "schedule": "drops", "power": 1.0},
+        }
     )
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ghostbatch import Regime
+from ghostbatch import Recipe, Regime
 from ghostbatch.recipes import find_recipe
-from ghostbatch.report.table import HEADERS, Table
+from ghostbatch.report.table import HEADERS, Table, show_rates
 from ghostbatch.report.terminal import (
     StudyProgress,
     TrainProgress,
@@ -161,3 +161,11 @@ def test_a_cost_that_was_not_measured_has_no_time():
     assert (
         describe_cost(Cost(CELLS, {CELLS[0]: 7200.0})) == f"{line}, about 2 hours on this machine"
     )
+
+
+def test_rates_are_shown_with_the_updates_at_which_they_begin_and_how_they_fall():
+    regime = Regime(lr=0.1, epochs=4, drops=((2, 0.01),), warmup=1)
+    recipe = Recipe(model="f1", data="digits", batch=100, base_batch=100, regime=regime)
+    assert show_rates(recipe.plan(1000)) == "0.1 (10), 0.01 (20)"
+    cosine = replace(recipe, regime=Regime(lr=0.1, epochs=4, schedule="cosine"))
+    assert show_rates(cosine.plan(1000)) == "0.1 (0), cosine to 0 (40)"

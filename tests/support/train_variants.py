@@ -29,6 +29,15 @@ VARIANTS = {
     "noise": replace(BASE, noise=True),
     "wrong noise": replace(BASE, label_noise=0.3, dropconnect=0.2),
     "mean": replace(BASE, running="mean"),
+    "beyond": replace(
+        BASE,
+        regime=Regime(lr=0.1, epochs=0.5, schedule="cosine", warmup=0.1, weight_decay=0.01),
+        lr_rule="sqrt",
+        hold="rate",
+        decay_norms=False,
+        label_smoothing=0.1,
+        ema=0.9,
+    ),
     "plain norm": replace(BASE, ghost=None),
 }
 

@@ -45,6 +45,8 @@ def run(kind, recipe, micro=None, updates=UPDATES, is_eager=False):
     found = {name: tensor.cpu() for name, tensor in saved["model"].items()}
     for number, buffers in saved["optimizer"]["state"].items():
         found[f"momentum {number}"] = buffers["momentum_buffer"].cpu()
+    for name, average in saved.get("average", {"sums": {}})["sums"].items():
+        found[f"average of {name}"] = average.cpu()
     found["sums"] = torch.tensor(saved["tally"]["sums"])
     found["rate"] = torch.tensor(saved["optimizer"]["param_groups"][0]["lr"])
     return found
@@ -56,7 +58,11 @@ VARIANTS = {
     "plain norm": {"ghost": None},
     "augmented": {"augment": True},
     "noise": {"noise": True},
+    "norms without decay": {"decay_norms": False, "model": "c1", "precision": "bf16"},
     "label noise": {"label_noise": 0.3},
+    "label smoothing": {"label_smoothing": 0.1},
+    "averaged weights": {"ema": 0.9},
+    "averaged flat weights": {"ema": 0.9, "model": "c1", "precision": "bf16"},
     "not clipped": {"clip": None},
     "bf16": {"precision": "bf16"},
     "widths that do not fold": {

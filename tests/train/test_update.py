@@ -167,14 +167,18 @@ def flat_recipe(tiny, interpreted, monkeypatch):
         precision="bf16",
         augment=True,
         noise=True,
+        ema=0.9,
         base_batch=8,
         regime=Regime(lr=0.05, epochs=1, drops=((0.5, 0.005, 0.0),)),
     )
 
 
+@pytest.mark.parametrize("decay_norms", [True, False])
 def test_a_run_with_flat_weights_is_that_of_the_optimizer_to_rounding(
-    flat_recipe, tmp_path, monkeypatch
+    flat_recipe, tmp_path, monkeypatch, decay_norms
 ):
+    regime = replace(flat_recipe.regime, weight_decay=2.0)
+    flat_recipe = replace(flat_recipe, decay_norms=decay_norms, regime=regime)
     kinds = []
     begin = Update.__init__
 
@@ -195,6 +199,8 @@ def test_a_run_with_flat_weights_is_that_of_the_optimizer_to_rounding(
     assert fast["optimizer"]["param_groups"] == slow["optimizer"]["param_groups"]
     for name, right in slow["model"].items():
         torch.testing.assert_close(fast["model"][name], right, rtol=0.02, atol=0.02)
+    for name, right in slow["average"]["sums"].items():
+        torch.testing.assert_close(fast["average"]["sums"][name], right, rtol=0.02, atol=0.02)
     for number, kept in slow["optimizer"]["state"].items():
         mine = fast["optimizer"]["state"][number]["momentum_buffer"]
         error = (mine - kept["momentum_buffer"]).norm() / kept["momentum_buffer"].norm()

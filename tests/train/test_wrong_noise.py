@@ -1,4 +1,4 @@
-"""Label noise, dropconnect and Glorot initialisation, as a run uses them."""
+"""Label noise and smoothing, dropconnect and Glorot initialisation, as a run uses them."""
 
 from dataclasses import replace
 from math import sqrt
@@ -24,7 +24,7 @@ from ghostbatch.train.state import State, initial_model
 from ghostbatch.train.update import Update
 
 CPU = torch.device("cpu")
-NOISES = [{"label_noise": 0.3}, {"dropconnect": 0.3}]
+NOISES = [{"label_noise": 0.3}, {"dropconnect": 0.3}, {"label_smoothing": 0.3}]
 
 
 def first_update(recipe):
@@ -44,13 +44,13 @@ def gradients(recipe):
     return {name: p.grad for name, p in update.state.model.named_parameters()}, loss
 
 
-def expected(recipe, labels=None, weights=None):
+def expected(recipe, labels=None, weights=None, smoothing=0.0):
     """Return the gradients of the first batch, with other labels or weights, and the true loss."""
     update = first_update(recipe)
     model, (batch,) = update.state.model, update.batches()
     outputs = functional_call(model, weights(model) if weights else {}, (batch.images,))
     wanted = batch.labels if labels is None else labels(batch.labels)
-    F.cross_entropy(outputs, wanted).backward()
+    F.cross_entropy(outputs, wanted, label_smoothing=smoothing).backward()
     loss = F.cross_entropy(outputs, batch.labels).item()
     return {name: p.grad for name, p in model.named_parameters()}, loss
 
@@ -63,6 +63,20 @@ def test_label_noise_trains_on_the_drawn_labels_and_logs_the_loss_of_the_true_on
     torch.testing.assert_close(mine, right)
     assert logged == pytest.approx(loss, rel=1e-5)
     assert not torch.allclose(mine["1.weight"], expected(tiny)[0]["1.weight"])
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3], ids=["true labels", "drawn labels"])
+def test_label_smoothing_is_that_of_pytorch_and_the_logged_loss_has_none(tiny, noise):
+    drawn = random_labels(tiny.batch, 10, noise, generator(tiny.seed, "labels", 0))
+    mine, logged = gradients(replace(tiny, label_noise=noise, label_smoothing=0.3))
+
+    def labels(true):
+        return torch.where(drawn < 0, true, drawn)
+
+    right, loss = expected(tiny, labels=labels, smoothing=0.3)
+    torch.testing.assert_close(mine, right)
+    assert logged == pytest.approx(loss, rel=1e-5)
+    assert not torch.allclose(mine["1.weight"], expected(tiny, labels=labels)[0]["1.weight"])
 
 
 def test_dropconnect_has_the_gradients_of_a_network_with_masked_weights(tiny):
@@ -177,7 +191,7 @@ def test_glorot_weights_have_its_variance_and_biases_are_zero(tiny):
     assert len(connections(MODELS["c1"]())) == 5
 
 
-@pytest.mark.parametrize("field", ["label_noise", "dropconnect"])
+@pytest.mark.parametrize("field", ["label_noise", "dropconnect", "label_smoothing"])
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
 def test_what_is_no_probability_below_one_is_refused_by_name(tiny, field, value):
     with pytest.raises(InputError, match=rf"^{field}: {value} is not a probability below 1; use 0"):

@@ -11,7 +11,7 @@ MOST_CLASSES = 4096
 
 
 def summed_cross_entropy(
-    outputs: Tensor, labels: Tensor, weights: Tensor | None = None
+    outputs: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the weighted losses, and the sums of losses and of correct answers.
 
@@ -19,18 +19,23 @@ def summed_cross_entropy(
         outputs: (N, C), the only input with a gradient.
         labels: (N,).
         weights: (N,), of each sample's loss in the first result; None is 1.
+        smoothing: ``label_smoothing`` of `F.cross_entropy`, in the first result.
 
     Returns:
-        The sum of ``weights`` times the losses, to differentiate; and a float64 tensor of two
-        values without a gradient: the sum of the losses without weights, and how many samples
-        have their largest output at their label.
+        The sum of ``weights`` times the smoothed losses, to differentiate; and a float64 tensor of
+        two values without a gradient: the sum of the losses without weights and smoothing, and how
+        many samples have their largest output at their label.
 
     """
     if has_triton(outputs) and outputs.shape[1] <= MOST_CLASSES and len(outputs):
         from ghostbatch.ops.loss.kernel import SummedCrossEntropy  # noqa: PLC0415 (imports triton)
 
-        return SummedCrossEntropy.apply(outputs, labels, weights)  # type: ignore[no-any-return, no-untyped-call]
+        return SummedCrossEntropy.apply(outputs, labels, weights, smoothing)  # type: ignore[no-any-return, no-untyped-call]
     losses = F.cross_entropy(outputs, labels, reduction="none")
-    weighted = losses if weights is None else losses * weights.to(losses.dtype)
+    weighted = losses
+    if smoothing:
+        weighted = F.cross_entropy(outputs, labels, reduction="none", label_smoothing=smoothing)
+    if weights is not None:
+        weighted = weighted * weights.to(losses.dtype)
     correct = outputs.detach().argmax(1) == labels
     return weighted.sum(), torch.stack([losses.detach().double(), correct]).sum(1)

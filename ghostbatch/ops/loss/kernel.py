@@ -26,7 +26,9 @@ def loss_kernel(
     partials_ptr,  # (3, programs): sums of weighted losses, of losses and of correct answers
     N,
     C,
+    smoothing,  # of the labels, for the weighted losses alone
     WEIGHTED: tl.constexpr,
+    SMOOTHED: tl.constexpr,
     R: tl.constexpr,
     BC: tl.constexpr,
 ):
@@ -48,8 +50,13 @@ def loss_kernel(
     # The first of equal outputs is the answer, as in argmax.
     answer_R1 = tl.min(tl.where(x_RC == largest_R1, class_1C, BC), 1, keep_dims=True)
     correct_R1 = tl.where(there_R1 & (answer_R1 == label_R1), 1.0, 0.0)
-    grad_RC = e_RC / sum_R1 - tl.where(is_label_RC, 1.0, 0.0)
     weighted_R1 = loss_R1
+    if SMOOTHED:
+        all_R1 = tl.sum(tl.where(class_1C < C, x_RC, 0.0), 1, keep_dims=True)
+        weighted_R1 += tl.where(there_R1, smoothing * (own_R1 - all_R1 / C), 0.0)
+        grad_RC = e_RC / sum_R1 - tl.where(is_label_RC, 1.0 - smoothing, 0.0) - smoothing / C
+    else:
+        grad_RC = e_RC / sum_R1 - tl.where(is_label_RC, 1.0, 0.0)
     if WEIGHTED:
         weight_R1 = tl.load(weights_ptr + row_R1, there_R1, other=0.0).to(tl.float32)
         grad_RC *= weight_R1
@@ -67,7 +74,7 @@ class SummedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, outputs: Tensor, labels: Tensor, weights: Tensor | None
+        ctx: Any, outputs: Tensor, labels: Tensor, weights: Tensor | None, smoothing: float
     ) -> tuple[Tensor, Tensor]:
         """Return the weighted sum, and the sums of losses and correct answers."""
         N, C = outputs.shape
@@ -80,7 +87,9 @@ class SummedCrossEntropy(torch.autograd.Function):
         with on_device(outputs.device):
             loss_kernel[(programs,)](
                 *(outputs, labels, labels if weights is None else weights, grad, partials, N, C),
+                smoothing,
                 WEIGHTED=weights is not None,
+                SMOOTHED=smoothing != 0,
                 R=rows,
                 BC=width,
             )
@@ -91,7 +100,7 @@ class SummedCrossEntropy(torch.autograd.Function):
         return weighted.float().squeeze(0), *sums
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         """Return the gradient of the outputs."""
         (grad,) = ctx.saved_tensors
-        return (grad * scale).to(ctx.dtype), None, None
+        return (grad * scale).to(ctx.dtype), None, None, None
