@@ -1,4 +1,4 @@
-"""Measurements for any training loop: weight distance, its growth, the loss around a point."""
+"""Measurements for any training loop: weight distance, noise scale, the loss around a point."""
 
 from ghostbatch.diagnostics.covariance import (
     IncrementCovariance,
@@ -9,6 +9,7 @@ from ghostbatch.diagnostics.covariance import (
 from ghostbatch.diagnostics.diffusion import DiffusionFit, fit_diffusion
 from ghostbatch.diagnostics.distance import Distance, WeightDistance, log_spaced
 from ghostbatch.diagnostics.gradients import increment_covariance, per_sample_gradients
+from ghostbatch.diagnostics.noise_scale import GradientNoiseScale, NoiseScale
 from ghostbatch.diagnostics.plateau import Plateau, find_plateau
 from ghostbatch.diagnostics.potential import RandomPotential, random_potential
 from ghostbatch.diagnostics.roughness import Bins, Roughness, fit_roughness
@@ -21,7 +22,9 @@ __all__ = [
     "DiffusionFit",
     "Distance",
     "DistanceScheduler",
+    "GradientNoiseScale",
     "IncrementCovariance",
+    "NoiseScale",
     "Plateau",
     "RandomPotential",
     "Roughness",
