@@ -15,6 +15,7 @@ from ghostbatch.diagnostics.potential import RandomPotential, random_potential
 from ghostbatch.diagnostics.roughness import Bins, Roughness, fit_roughness
 from ghostbatch.diagnostics.scan import BatchedLoss
 from ghostbatch.diagnostics.scheduler import DistanceScheduler, distances_at
+from ghostbatch.diagnostics.sharpness import Eigenvalue, largest_eigenvalue
 
 __all__ = [
     "BatchedLoss",
@@ -22,6 +23,7 @@ __all__ = [
     "DiffusionFit",
     "Distance",
     "DistanceScheduler",
+    "Eigenvalue",
     "GradientNoiseScale",
     "IncrementCovariance",
     "NoiseScale",
@@ -37,6 +39,7 @@ __all__ = [
     "fit_diffusion",
     "fit_roughness",
     "increment_covariance",
+    "largest_eigenvalue",
     "log_spaced",
     "per_sample_gradients",
     "random_potential",
