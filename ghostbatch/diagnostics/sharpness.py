@@ -152,7 +152,7 @@ def lanczos(multiply: Product, start: Tensor, tolerance: float, iterations: int)
         values, vectors = torch.linalg.eigh(small)  # which reads the lower triangle
         value, residual = float(values[-1]), beside[-1] * abs(float(vectors[-1, -1]))
         largest = float(values.abs().max())
-        ends = len(basis) in (iterations, len(start)) or beside[-1] <= 1e-12 * largest
-        if ends or residual <= tolerance * abs(value):
+        exhausted = beside[-1] <= 1e-12 * largest  # the Krylov space holds no other vector
+        if exhausted or len(basis) == iterations or residual <= tolerance * abs(value):
             return Eigenvalue(value, residual, len(basis))
         basis.append(vector / beside[-1])

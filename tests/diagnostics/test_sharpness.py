@@ -118,9 +118,10 @@ def test_the_residual_is_that_of_the_ritz_vector():
     assert found.residual == pytest.approx(float((matrix @ ritz - values[-1] * ritz).norm()))
 
 
-def test_a_repeated_eigenvalue_ends_the_iterations():
-    found = largest_eigenvalue(Weights([1.0] * 9), lambda m: m.w.square().sum(), tolerance=1e-15)
-    assert (found.iterations, found.value) == (1, pytest.approx(2))
+@pytest.mark.parametrize("sign", [1, -1])
+def test_iterations_end_with_the_distinct_eigenvalues(sign):
+    found = largest_eigenvalue(Weights([1.0] * 9), lambda m: sign * (m.w.sum() - 1).square())
+    assert (found.iterations, found.value) == (2, pytest.approx(9 + 9 * sign, abs=1e-12))
 
 
 def test_a_loss_without_curvature_has_eigenvalue_zero():
