@@ -223,7 +223,7 @@ def _sharpness_of_row(row: str, columns: dict[str, list[dict[str, Any]]]) -> Plo
         data["column"] += [column] * len(runs)
         data["eigenvalue"] += rounded(plain)
         data["relative"] += rounded(relative)
-        spreads = (show_spread(values, 2) for values in (plain, relative, stable))
+        spreads = (show_spread(values, _digits(values)) for values in (plain, relative, stable))
         lines.append((column, *spreads, str(len(runs))))
     names = list(columns)
     images = max(run["images"] for runs in columns.values() for run in runs)
@@ -245,6 +245,12 @@ def _sharpness_of_row(row: str, columns: dict[str, list[dict[str, Any]]]) -> Plo
     table = Grid(("", _PLAIN, _OWN, "rate x eigenvalue", "seeds"), lines)
     name = re.sub(r"[^\w.+-]+", "-", f"sharpness-{row}")
     return Plot(name, "Sharpness at the end", caption, chart, data, table, subtitle=row)
+
+
+def _digits(values: list[float]) -> int:
+    """Return how many decimals show three digits of the mean: columns may differ by factors."""
+    size = abs(float(np.mean(values)))
+    return max(0, 2 - int(np.floor(np.log10(size)))) if size > 0 else 0
 
 
 _PLAIN, _OWN = "largest eigenvalue", "relative eigenvalue"

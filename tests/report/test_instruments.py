@@ -99,7 +99,7 @@ def test_separable_data_of_one_draw_and_of_several_have_the_same_figures(tmp_pat
 
 
 def test_sharpness_has_a_table_of_columns_in_the_studys_order_and_a_point_for_each_run(tmp_path):
-    values = {"SB": (2.0, 4.0), "+GBN": (8.0,), "+RA": (-1.0,)}
+    values = {"SB": (2.0, 4.0), "+GBN": (8.0,), "+RA": (-0.001,)}
     runs = {
         f"row/{column}/seed-{seed}": {
             "eigenvalue": {"value": value},
@@ -117,11 +117,11 @@ def test_sharpness_has_a_table_of_columns_in_the_studys_order_and_a_point_for_ea
     measures = ("largest eigenvalue", "relative eigenvalue", "rate x eigenvalue")
     assert plot.fits.headers == ("", *measures, "seeds")
     assert plot.fits.lines == [
-        ("SB", "3.00 ± 1.41", "30.00 ± 14.14", "1.50 ± 0.71", "2"),
-        ("+GBN", "8.00", "80.00", "4.00", "1"),
-        ("+RA", "-1.00", "-10.00", "-0.50", "1"),
+        ("SB", "3.00 ± 1.41", "30.0 ± 14.1", "1.50 ± 0.71", "2"),
+        ("+GBN", "8.00", "80.0", "4.00", "1"),
+        ("+RA", "-0.00100", "-0.0100", "-0.000500", "1"),
     ]
-    assert plot.data["relative"] == [20.0, 40.0, 80.0, -10.0]
+    assert plot.data["relative"] == [20.0, 40.0, 80.0, -0.01]
     page, (table,) = write_report(tmp_path)
     assert sorted(table.lines) == sorted(plot.fits.lines)
     assert "<td>3.00 ± 1.41</td>" in page.read_text()
