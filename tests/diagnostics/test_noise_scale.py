@@ -1,7 +1,7 @@
 """The gradient noise scale of gradients with known moments, from every kind of parts."""
 
 import json
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 from math import inf, isnan
 
 import numpy as np
@@ -58,6 +58,16 @@ def test_over_all_batches_of_a_population_the_estimates_are_exact(sizes):
     assert found.signal == pytest.approx(float(mean @ mean))
     assert found.noise == pytest.approx(float((population - mean).square().sum() / 3))
     assert float(found) == found.value == pytest.approx(found.noise / found.signal)
+
+
+def test_without_replacement_the_signal_is_lower_by_the_noise_over_the_samples():
+    samples = torch.tensor([[1.0, 0.0], [-2.0, 3.0], [4.0, 1.0], [0.0, -1.0], [1.0, 1.0]]).double()
+    mean, scale = samples.mean(0), GradientNoiseScale(MODEL)
+    for chosen in permutations(range(5), 4):
+        scale.update(samples[list(chosen)].view(2, 2, 2).mean(1), samples=2)
+    found = scale.estimate()
+    assert found.noise == pytest.approx(float((samples - mean).square().sum() / 4))
+    assert found.signal == pytest.approx(float(mean @ mean) - found.noise / 5)
 
 
 def test_equal_parts_give_mccandlish_et_als_estimates():
