@@ -89,7 +89,7 @@ def sharpness() -> Study:
     Instrument: the largest eigenvalue of the Hessian at the end of every run, plain and relative to
     the weights, and the plain one times the high learning rate.
     Expected: eigenvalues of 2.18 for SB, 7.43 for LB, 4.44 for +LR, 5.09 for +GBN and 0.05 for +RA;
-    the relative ones in the same order but for +LR and +GBN, which agree (docs/noise-scale.md).
+    the relative ones are in the same order (docs/noise-scale.md).
     Cost: that of the study quick, and 4 minutes of one core for the eigenvalues.
     """
     rows = {"f1-digits": paper_row(find_recipe("f1-digits"), large=512, ghost=32)}
