@@ -166,12 +166,15 @@ def test_the_largest_distance_is_that_of_the_summaries_that_can_be_read(tmp_path
 
 @pytest.fixture
 def two_ends(tmp_path, tiny, _small_scan):
-    """Return the folder of a study with two finished runs and one that has only begun."""
+    """Return the folder of a study with two finished runs, one only begun, and one diverged."""
     for column, recipe in (("LB", tiny), ("SB", replace(tiny, batch=32, ghost=None))):
         train(recipe, out=tmp_path / "row" / column / "seed-0", device="cpu")
     begun = tmp_path / "row" / "SB" / "seed-1"
     shutil.copytree(tmp_path / "row" / "SB" / "seed-0", begun)
     (begun / "summary.json").unlink()
+    finish_a_run(diverged := tmp_path / "row" / "SB" / "seed-2", distance=1.0)
+    text = (diverged / "summary.json").read_text()
+    (diverged / "summary.json").write_text(text.replace("finished", "diverged"))
     return tmp_path
 
 
