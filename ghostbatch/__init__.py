@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ghostbatch import nn as nn
+    from ghostbatch.diagnostics import GradientNoiseScale as GradientNoiseScale
     from ghostbatch.diagnostics import WeightDistance as WeightDistance
     from ghostbatch.diagnostics import fit_diffusion as fit_diffusion
     from ghostbatch.diagnostics import increment_covariance as increment_covariance
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from ghostbatch.train import train as train
 
 _NAMES = {
-    "diagnostics": "WeightDistance fit_diffusion increment_covariance random_potential",
+    "diagnostics": "GradientNoiseScale WeightDistance fit_diffusion increment_covariance "
+    "random_potential",
     "errors": "InputError",
     "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d fold_convolutions recalibrate "
     "register_conversion sync_statistics to_ghost to_plain unfold_convolutions",

@@ -1,4 +1,4 @@
-"""Measurements for any training loop: weight distance, its growth, the loss around a point."""
+"""Measurements for any training loop: weight distance, noise scale, the loss around a point."""
 
 from ghostbatch.diagnostics.covariance import (
     IncrementCovariance,
@@ -9,11 +9,13 @@ from ghostbatch.diagnostics.covariance import (
 from ghostbatch.diagnostics.diffusion import DiffusionFit, fit_diffusion
 from ghostbatch.diagnostics.distance import Distance, WeightDistance, log_spaced
 from ghostbatch.diagnostics.gradients import increment_covariance, per_sample_gradients
+from ghostbatch.diagnostics.noise_scale import GradientNoiseScale, NoiseScale
 from ghostbatch.diagnostics.plateau import Plateau, find_plateau
 from ghostbatch.diagnostics.potential import RandomPotential, random_potential
 from ghostbatch.diagnostics.roughness import Bins, Roughness, fit_roughness
 from ghostbatch.diagnostics.scan import BatchedLoss
 from ghostbatch.diagnostics.scheduler import DistanceScheduler, distances_at
+from ghostbatch.diagnostics.sharpness import Eigenvalue, largest_eigenvalue
 
 __all__ = [
     "BatchedLoss",
@@ -21,7 +23,10 @@ __all__ = [
     "DiffusionFit",
     "Distance",
     "DistanceScheduler",
+    "Eigenvalue",
+    "GradientNoiseScale",
     "IncrementCovariance",
+    "NoiseScale",
     "Plateau",
     "RandomPotential",
     "Roughness",
@@ -34,6 +39,7 @@ __all__ = [
     "fit_diffusion",
     "fit_roughness",
     "increment_covariance",
+    "largest_eigenvalue",
     "log_spaced",
     "per_sample_gradients",
     "random_potential",

@@ -1,4 +1,4 @@
-"""The parts of a random potential scan: random steps, batch statistics, the loss, its file."""
+"""How a loss is measured around given weights: random steps, batch statistics, data, a file."""
 
 import json
 import time
@@ -36,11 +36,7 @@ def random_steps(model: nn.Module) -> Iterator[Callable[[float, int], None]]:
     Directions are uniform on the sphere. On exit weights and buffers are restored bit for bit. Use
     it under ``torch.no_grad``.
     """
-    weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-    if not weights:
-        raise InputError("model", "has no trainable parameters", "set requires_grad")
-    if len({w.device for w in weights}) > 1 or as_dtensor(weights[0]) is not None:
-        raise InputError("model", "its weights are not on one device", "move them to one")
+    weights = trainable(model)
     saved = [(t, t.detach().clone()) for t in (*weights, *model.buffers())]
     start = [copy for _, copy in saved[: len(weights)]]
     sizes = [w.numel() for w in weights]
@@ -62,6 +58,28 @@ def random_steps(model: nn.Module) -> Iterator[Callable[[float, int], None]]:
     finally:
         for tensor, copy in saved:
             tensor.copy_(copy)
+
+
+def trainable(model: nn.Module) -> list[Tensor]:
+    """Return the trainable weights; refuse a model without any, or with some on other devices."""
+    weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if not weights:
+        raise InputError("model", "has no trainable parameters", "set requires_grad")
+    if len({w.device for w in weights}) > 1 or as_dtensor(weights[0]) is not None:
+        raise InputError("model", "its weights are not on one device", "move them to one")
+    return weights
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Restore parameters and buffers bit for bit on exit."""
+    saved = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, copy in saved:
+                tensor.copy_(copy)
 
 
 @contextmanager

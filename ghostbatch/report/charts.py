@@ -21,6 +21,9 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 WHOLE = ("update", "step", "length")
 """Fields whose large values have labels such as 10k."""
 
+PADDED = ("length", "eigenvalue", "relative")
+"""Fields whose axes leave room around the points."""
+
 CONFIG: Any = {
     "background": None,
     "font": "sans-serif",
@@ -93,7 +96,7 @@ def axis(
         scale |= {"domainMin": low, "clamp": True}
     elif not log:
         scale |= {"zero": False, "padding": 10}
-    if field == "length":
+    if field in PADDED:
         scale["padding"] = 15
     form = ".0e" if field == "time" else "~s" if field in WHOLE else "~g" if log else None
     ticks: dict[str, Any] = {"format": form} if form else {}

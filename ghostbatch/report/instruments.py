@@ -1,6 +1,7 @@
 """Figures of a study's instruments, from the JSON files in its folder."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from ghostbatch.report.charts import OTHERS, Plot, axis, declared, layered, mark
 from ghostbatch.report.drawing import NAME, Data
 from ghostbatch.report.grid import Grid
 from ghostbatch.report.runs import Results
+from ghostbatch.report.table import show_spread
+from ghostbatch.study import Study
 
 BINS = (10, 20, 50)
 
@@ -33,7 +36,8 @@ def instrument_figures(results: Results, folder: Path) -> list[Plot]:
         source = folder / f"{instrument.name}.json"
         if source.exists():
             try:
-                plots += KINDS[instrument.name](json.loads(source.read_text()))
+                found = json.loads(source.read_text())
+                plots += KINDS[instrument.name](found, results.study)
             except (ValueError, KeyError, TypeError, AttributeError):
                 problem = f"{source} cannot be read"
                 errors.append(InputError("folder", problem, "delete it, and run the study again"))
@@ -44,7 +48,7 @@ def instrument_figures(results: Results, folder: Path) -> list[Plot]:
     return plots
 
 
-def _walk(found: dict[str, Any]) -> list[Plot]:
+def _walk(found: dict[str, Any], _: Study) -> list[Plot]:
     data: Data = {name: [] for name in ("line", "step", "distance", "low", "high", "fit")}
     lines = []
     for kind, walk in found.items():
@@ -88,7 +92,7 @@ def _walk(found: dict[str, Any]) -> list[Plot]:
     return [Plot("walk", "Walkers on a rough and on a flat line", caption, chart, data, table)]
 
 
-def _separable(found: dict[str, Any]) -> list[Plot]:
+def _separable(found: dict[str, Any], _: Study) -> list[Plot]:
     draws = found.get("draws") or [{**found, "length": float(np.linalg.norm(found["vector"]))}]
     names = [f"draw {index}" for index in range(len(draws))]
     data: Data = {name: [] for name in ("draw", "time", "log_time", "length", "product")}
@@ -141,7 +145,7 @@ def _separable(found: dict[str, Any]) -> list[Plot]:
     return plots
 
 
-def _potential(found: dict[str, Any]) -> list[Plot]:
+def _potential(found: dict[str, Any], _: Study) -> list[Plot]:
     measured = (found["distances"], found["losses"], found["origin"], found["radius"])
     scan = RandomPotential.from_losses(*measured, BINS)
     data: Data = {name: [] for name in ("bins", "distance", "rms")}
@@ -192,9 +196,71 @@ def by_radius(scan: RandomPotential) -> list[RandomPotential]:
     return [*map(scan.within, near), scan]
 
 
-KINDS: dict[str, Callable[[dict[str, Any]], list[Plot]]] = {
+def _sharpness(found: dict[str, Any], study: Study) -> list[Plot]:
+    """Return for each row a figure of both measures and a table by column."""
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for place, run in found["runs"].items():
+        row, column, _ = place.rsplit("/", 2)
+        rows.setdefault(row, {}).setdefault(column, []).append(run)
+    return [
+        _sharpness_of_row(row, {name: runs[name] for name in _in_order(row, runs, study)})
+        for row, runs in rows.items()
+    ]
+
+
+def _in_order(row: str, found: dict[str, Any], study: Study) -> list[str]:
+    """Return the columns of a row that were found, in the study's order."""
+    declared = study.rows[row].columns if row in study.rows else {}
+    return [*(name for name in declared if name in found), *(n for n in found if n not in declared)]
+
+
+def _sharpness_of_row(row: str, columns: dict[str, list[dict[str, Any]]]) -> Plot:
+    data: Data = {name: [] for name in ("column", "eigenvalue", "relative")}
+    lines = []
+    for column, runs in columns.items():
+        plain, relative = ([run[m]["value"] for run in runs] for m in ("eigenvalue", "relative"))
+        stable = [run["rate"] * run["eigenvalue"]["value"] for run in runs]
+        data["column"] += [column] * len(runs)
+        data["eigenvalue"] += rounded(plain)
+        data["relative"] += rounded(relative)
+        spreads = (show_spread(values, _digits(values)) for values in (plain, relative, stable))
+        lines.append((column, *spreads, str(len(runs))))
+    names = list(columns)
+    images = max(run["images"] for runs in columns.values() for run in runs)
+    caption = (
+        "Largest eigenvalue of the Hessian of the training loss at the end of each run, and of the "
+        "Hessian with rows and columns multiplied by the magnitudes of the weights, which does not "
+        f"change if layers are rescaled. The loss is over {images:,} training images in one batch, "
+        "whose statistics the norm layers use. The table has means and standard deviations over "
+        "seeds, and the eigenvalue times the learning rate before the first drop: gradient descent "
+        "with momentum m on a loss of this curvature is unstable above 2 (1 + m)."
+    )
+    x, y = (axis(f, title, log=True) for f, title in (("eigenvalue", _PLAIN), ("relative", _OWN)))
+
+    def layers(base: alt.Chart) -> list[alt.Chart]:
+        return [markers(base, "column", names).transform_filter(_POSITIVE)]
+
+    tooltip = [("column", "column", ""), ("eigenvalue", _PLAIN, ".4~g"), ("relative", _OWN, ".4~g")]
+    chart = layered("column", names, x, y, tooltip, layers, mouse=_POSITIVE)
+    table = Grid(("", _PLAIN, _OWN, "rate x eigenvalue", "seeds"), lines)
+    name = re.sub(r"[^\w.+-]+", "-", f"sharpness-{row}")
+    return Plot(name, "Sharpness at the end", caption, chart, data, table, subtitle=row)
+
+
+def _digits(values: list[float]) -> int:
+    """Return how many decimals show three digits of the mean: columns may differ by factors."""
+    size = abs(float(np.mean(values)))
+    return max(0, 2 - int(np.floor(np.log10(size)))) if size > 0 else 0
+
+
+_PLAIN, _OWN = "largest eigenvalue", "relative eigenvalue"
+_POSITIVE = "datum.eigenvalue > 0 && datum.relative > 0"
+
+
+KINDS: dict[str, Callable[[dict[str, Any], Study], list[Plot]]] = {
     "walk": _walk,
     "separable": _separable,
     "potential": _potential,
+    "sharpness": _sharpness,
 }
-"""For each instrument, a function from the content of its file to its figures."""
+"""For each instrument, a function from the content of its file, and the study, to its figures."""

@@ -26,13 +26,14 @@ RECORDS = "records.csv"
 
 
 def write_report(folder: Path, figures: bool = False) -> tuple[Path, list[Table]]:
-    """Write ``report.html`` and ``records.csv``; return the page and the tables.
+    """Write ``report.html`` and ``records.csv``; return the page and the tables of all results.
 
     With ``figures``, write every figure as SVG and PNG to the folder of that name, too.
     """
     with VegaScript() as vega:
         results = read_results(folder)
-        plots = [*row_figures(results), *instrument_figures(results, folder)]
+        measured = instrument_figures(results, folder)
+        plots = [*row_figures(results), *measured]
         for place in (folder, folder / "figures"):
             remove_leftovers(place)
         if figures:
@@ -44,7 +45,12 @@ def write_report(folder: Path, figures: bool = False) -> tuple[Path, list[Table]
     target = folder / "report.html"
     with atomic_file(target) as file:
         file.write(content.encode())
-    return target, tables_of(results)
+    return target, [*tables_of(results), *_fits(measured)]
+
+
+def _fits(plots: list[Plot]) -> list[Table]:
+    """Return the tables beside the figures of instruments."""
+    return [Table(p.title, p.fits.lines, [], p.fits.headers) for p in plots if p.fits]
 
 
 def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str:

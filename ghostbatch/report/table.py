@@ -17,11 +17,12 @@ RECALIBRATED = "recal. %: accuracy with running statistics that are averages ove
 
 @dataclass(frozen=True)
 class Table:
-    """One row of a study as a table, with one line per column of the study."""
+    """One row of a study as a table, with one line per column of the study; or other figures."""
 
     title: str
-    lines: list[tuple[str, ...]]
+    lines: Sequence[tuple[str, ...]]
     notes: list[str]
+    headers: tuple[str, ...] = HEADERS
 
 
 def table_of(row: str, groups: list[Group], unreadable: Sequence[str] = ()) -> Table:

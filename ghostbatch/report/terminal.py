@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 
-from ghostbatch.report.table import HEADERS, Table, show_rates
+from ghostbatch.report.table import Table, show_rates
 from ghostbatch.study import Cell, Cost, Event, Failure
 from ghostbatch.train import Progress as RunProgress
 from ghostbatch.train import Record, Summary
@@ -257,7 +257,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
     """Print a study's tables."""
     for table in tables:
         grid = make_grid(table.title, gap=1)  # so that it fits into 80 columns
-        for header in HEADERS:
+        for header in table.headers:
             grid.add_column(header, justify="left" if not header else "right")
         for line in table.lines:
             grid.add_row(*line)

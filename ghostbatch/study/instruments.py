@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ghostbatch.data import load
+from ghostbatch.data import fingerprint_of, load
 from ghostbatch.data.datasets import ImageData
 from ghostbatch.data.feed import Normalise
-from ghostbatch.diagnostics import BatchedLoss, random_potential
+from ghostbatch.diagnostics import BatchedLoss, largest_eigenvalue, random_potential
 from ghostbatch.diagnostics.separable import descend, hard_margin_in_the_plane
 from ghostbatch.diagnostics.walk import random_walk
 from ghostbatch.draws import generator
@@ -21,8 +21,10 @@ from ghostbatch.errors import InputError, check_choice
 from ghostbatch.files import atomic_file, locked
 from ghostbatch.recipe import Recipe
 from ghostbatch.study.executor import Where
-from ghostbatch.train import find_device, read_summary
-from ghostbatch.train.state import initial_model
+from ghostbatch.train import Summary, find_device, read_summary
+from ghostbatch.train.header import check_data
+from ghostbatch.train.load import read_run
+from ghostbatch.train.state import initial_model, parameter_dtype
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of steps done and the number of all steps."""
@@ -103,21 +105,13 @@ def potential(chosen: Instrument, out: Path, where: Where, on_progress: OnProgre
     recipe = chosen.recipe
     if recipe is None:
         raise InputError("recipe", "the potential needs one", "give Instrument a recipe")
-    data = load(recipe.data, where.data_dir, holdout=recipe.holdout)
-    if not isinstance(data, ImageData):
-        raise InputError("data", f"{recipe.data} is not kept in memory", "use another data set")
+    data = _load(recipe, where)
     device, walked = find_device(where.device), largest_distance(out)
     radius = max(walked, PAPERS_RADIUS)
     with torch.random.fork_rng(devices=[]):
         model = initial_model(recipe, data.info)
     model.to(device)
-    images = torch.randperm(len(data.train), generator=generator(0, "potential"))[:IMAGES]
-    loss = BatchedLoss(
-        data.train.images[images].to(device),
-        data.train.labels[images].to(device),
-        batch=IMAGES,
-        prepare=Normalise(data.mean, data.deviation, device, torch.float32),
-    )
+    loss = training_loss(data, device, torch.float32)
     found = random_potential(
         model,
         loss,
@@ -128,46 +122,125 @@ def potential(chosen: Instrument, out: Path, where: Where, on_progress: OnProgre
     )
     return {
         **{name: getattr(found, name) for name in ("distances", "losses", "origin", "radius")},
-        **{"images": len(images), "walked": walked, **chosen.subject},
+        **{"images": len(loss.labels), "walked": walked, **chosen.subject},
     }
 
 
-def largest_distance(out: Path) -> float:
-    """Return the largest distance at the end of the study's finished runs.
+def sharpness(_: Instrument, out: Path, where: Where, on_progress: OnProgress) -> Values:
+    """Measure the sharpness at the end of every finished run of the study, and return all of them.
+
+    The loss is over the same thousand training images, in one batch, for all runs of a data set:
+    norm layers use the statistics of this batch, whichever batch or ghosts the run had. What
+    another call has measured is read from the file, which is written after each run.
+    """
+    ends, target = losses_at_ends(out), out / "sharpness.json"
+    try:
+        known = json.loads(target.read_text())["runs"] if target.exists() else {}
+        found = {place: run for place, run in known.items() if run["loss"] == ends.get(place)}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _unreadable(target) from None
+    for place, end in ends.items():
+        if place not in found:
+            found[place] = {"loss": end, **_sharpness_of(out / place, where)}
+            _write(target, {"runs": found})
+        on_progress(len(found), len(ends))
+    return {"ends": ends, "runs": found}
+
+
+def _sharpness_of(folder: Path, where: Where) -> Values:
+    """Return both measures of the sharpness of a run's network, and its high learning rate."""
+    run, device = read_run(folder), find_device(where.device)
+    data = _load(run.recipe, where)
+    check_data(run.header, fingerprint_of(data))
+    model, loss = run.model.to(device), training_loss(data, device, parameter_dtype(run.recipe))
+    return {
+        "eigenvalue": asdict(largest_eigenvalue(model, loss)),
+        "relative": asdict(largest_eigenvalue(model, loss, relative=True)),
+        "rate": run.plan.regime.lr,
+        "images": len(loss.labels),
+    }
+
+
+def _load(recipe: Recipe, where: Where) -> ImageData:
+    """Return the data set of a recipe; refuse one that is not kept in memory."""
+    data = load(recipe.data, where.data_dir, image_size=recipe.image_size, holdout=recipe.holdout)
+    if not isinstance(data, ImageData):
+        raise InputError("data", f"{recipe.data} is not kept in memory", "use another data set")
+    return data
+
+
+def training_loss(data: ImageData, device: torch.device, dtype: torch.dtype) -> BatchedLoss:
+    """Return the mean loss over a thousand training images, in one batch, not augmented."""
+    images = torch.randperm(len(data.train), generator=generator(0, "potential"))[:IMAGES]
+    return BatchedLoss(
+        data.train.images[images].to(device),
+        data.train.labels[images].to(device),
+        batch=IMAGES,
+        prepare=Normalise(data.mean, data.deviation, device, dtype),
+    )
+
+
+def finished_runs(out: Path) -> dict[str, Summary]:
+    """Return the summaries of the study's finished runs, by their folders in the study's.
 
     A run whose summary cannot be read does not count; the study reports it as failed.
     """
-    largest = 0.0
-    for path in out.rglob("summary.json"):
+    found = {}
+    for path in sorted(out.rglob("summary.json")):
         with suppress(InputError):
             summary = read_summary(path)
             if summary and summary.status == "finished":
-                largest = max(largest, summary.distance)
-    return largest
+                found[path.parent.relative_to(out).as_posix()] = summary
+    return found
+
+
+def largest_distance(out: Path) -> float:
+    """Return the largest distance at the end of the study's finished runs."""
+    return max((summary.distance for summary in finished_runs(out).values()), default=0.0)
+
+
+def losses_at_ends(out: Path) -> dict[str, float]:
+    """Return the losses at the end of the study's finished runs; they tell ends apart."""
+    return {place: summary.loss for place, summary in finished_runs(out).items()}
 
 
 MEASUREMENTS: dict[str, Callable[[Instrument, Path, Where, OnProgress], Values]] = {
     "walk": walk,
     "separable": separable,
     "potential": potential,
+    "sharpness": sharpness,
 }
 """Functions of an instrument, the study's folder, where to compute, and on_progress."""
 
 
 def measure(instrument: Instrument, out: Path, where: Where, on_progress: OnProgress) -> None:
-    """Write an instrument's file, unless it is there, of the same recipe and largest distance."""
-    target, wanted = out / f"{instrument.name}.json", instrument.subject
-    if wanted:
-        wanted["walked"] = largest_distance(out)
+    """Write an instrument's file, unless it is there, of the same recipe and the same runs."""
+    target, wanted = out / f"{instrument.name}.json", _wanted(instrument, out)
     try:
         if target.exists():
             found = {"init": "network"} | json.loads(target.read_text())
             if wanted.items() <= found.items():
                 return
     except (ValueError, TypeError):
-        problem = f"{target} cannot be read"
-        raise InputError("folder", problem, "delete it, and run the study again") from None
+        raise _unreadable(target) from None
     with locked(out):
-        found = MEASUREMENTS[instrument.name](instrument, out, where, on_progress)
-        with atomic_file(target) as file:
-            file.write(json.dumps(found).encode() + b"\n")
+        _write(target, MEASUREMENTS[instrument.name](instrument, out, where, on_progress))
+
+
+def _wanted(instrument: Instrument, out: Path) -> Values:
+    """Return what an instrument's file says if it need not be measured again."""
+    if instrument.name == "sharpness":
+        return {"ends": losses_at_ends(out)}
+    if instrument.recipe is None:
+        return {}
+    return {**instrument.subject, "walked": largest_distance(out)}
+
+
+def _unreadable(target: Path) -> InputError:
+    remedy = "delete it, and run the study again"
+    return InputError("folder", f"{target} cannot be read", remedy)
+
+
+def _write(target: Path, values: Values) -> None:
+    with atomic_file(target) as file:
+        file.write(json.dumps(values).encode() + b"\n")

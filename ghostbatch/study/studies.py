@@ -83,6 +83,20 @@ def diffusion() -> Study:
     return Study("diffusion", rows, instruments=(Instrument("potential", base),))
 
 
+def sharpness() -> Study:
+    """How sharp the minima are in which the paper's five columns end, in small.
+
+    Command: ``ghostbatch study sharpness``.
+    Instrument: the largest eigenvalue of the Hessian at the end of every run, plain and relative to
+    the weights, and the plain one times the high learning rate.
+    Expected: eigenvalues of 2.18 for SB, 7.43 for LB, 4.44 for +LR, 5.09 for +GBN and 0.05 for +RA;
+    the relative ones are in the same order (docs/noise-scale.md).
+    Cost: that of the study quick, and 4 minutes of one core for the eigenvalues.
+    """
+    rows = {"f1-digits": paper_row(find_recipe("f1-digits"), large=512, ghost=32)}
+    return Study("sharpness", rows, instruments=(Instrument("sharpness"),))
+
+
 def columns(recipe: str, batch: int, ghost: int) -> Study:
     """SB, LB, +LR, +GBN and +RA of any recipe.
 
@@ -97,7 +111,7 @@ STUDIES: dict[str, Callable[[], Study]] = {
     for make in (
         *(quick, paper.table1, paper.table2, paper.figure1, paper.figure2, paper.figure3),
         *(paper.figure_b, paper.figure_c1, paper.figure_c2, paper.figure_c3, paper.longer),
-        *(ablation, calibration, diffusion, walk, separable),
+        *(ablation, calibration, diffusion, sharpness, walk, separable),
     )
 }
 """Studies without arguments; `columns` takes a recipe."""

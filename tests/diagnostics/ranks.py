@@ -1,11 +1,12 @@
 """The cases of test_ranks.py, run by torchrun on every rank.
 
-Each moves the weights of a model that is spread over the ranks, and of its twin, which is whole on
-every rank.
+Those of the distance move the weights of a model that is spread over the ranks, and of its twin,
+which is whole on every rank. Those of the noise scale compare with one process that has all data.
 """
 
 from tempfile import TemporaryDirectory
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -133,6 +134,90 @@ def a_pass_in_chunks_still_makes_one_collective():
     same(mine.distance(), whole.distance())
     assert calls() == 1
     distance.CHUNK = usual
+
+
+def micro_batches(rank):
+    """Return the micro-batches of a rank; the last rank has one more."""
+    draw = torch.Generator().manual_seed(rank)
+    last = rank == dist.get_world_size() - 1
+    return torch.randn(2 + last, 4, 5, generator=draw, dtype=torch.float64).unbind()
+
+
+def noise_of_one_process():
+    """Return what a process measures that has the micro-batches of all ranks."""
+    model, ranks = plain_network(), range(dist.get_world_size())
+    scale = gb.GradientNoiseScale(model, process_group=gb.LOCAL)
+    parts = [x for rank in ranks for x in micro_batches(rank)]
+    for _ in range(2):
+        scale.update([gradients(model, x) for x in parts], samples=4)
+    return scale.estimate()
+
+
+def plain_network():
+    return network()[:1].append(nn.Linear(7, 3).double().requires_grad_(False))
+
+
+def gradients(model, x):
+    weights = [p for p in model.parameters() if p.requires_grad]
+    return torch.autograd.grad(model(x).square().mean(), weights)
+
+
+def same_noise(found, expected):
+    """Compare estimates; those of all ranks are the same to the bit."""
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, vars(found))
+    assert all(each == everyone[0] for each in everyone)
+    for name in ("value", "updates", "signal", "noise"):
+        assert abs(getattr(found, name) / getattr(expected, name) - 1) < 1e-10, name
+
+
+@case
+def noise_of_gradients_that_a_loop_averages_is_that_of_one_process():
+    model, world = plain_network(), dist.get_world_size()
+    scale = gb.GradientNoiseScale(model)
+    for _ in range(2):
+        model.zero_grad()
+        for x in micro_batches(dist.get_rank()):
+            (world / (2 * world + 1) * model(x).square().mean()).backward()
+            scale.part(len(x))
+        for p in model[0].parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= world
+        scale.update()
+    same_noise(scale.estimate(), noise_of_one_process())
+
+
+@case
+def noise_of_gradients_that_ddp_averages_is_that_of_one_process():
+    for view in (False, True):
+        model = DistributedDataParallel(plain_network(), gradient_as_bucket_view=view)
+        scale, world = gb.GradientNoiseScale(model), dist.get_world_size()
+        for _ in range(2):
+            model.zero_grad()
+            *first, last = micro_batches(dist.get_rank())
+            for x in first:
+                with model.no_sync():
+                    (world / (2 * world + 1) * model(x).square().mean()).backward()
+                scale.part(len(x))
+            (world / (2 * world + 1) * model(last).square().mean()).backward()
+            scale.part(len(last))
+            scale.update()
+        same_noise(scale.estimate(), noise_of_one_process())
+
+
+@case
+def noise_of_given_gradients_is_that_of_one_process():
+    model = plain_network()
+    scale = gb.GradientNoiseScale(model)
+    for _ in range(2):
+        scale.update([gradients(model, x) for x in micro_batches(dist.get_rank())], samples=4)
+    same_noise(scale.estimate(), noise_of_one_process())
+
+
+@case
+def noise_of_sharded_gradients_is_refused():
+    with pytest.raises(gb.InputError, match=r"^model: its gradients are sharded"):
+        gb.GradientNoiseScale(sharded())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The distance of weights that are spread over ranks is that of the whole model."""
+"""Distance and noise scale measured on several ranks are those of the whole model on one."""
 
 from pathlib import Path
 

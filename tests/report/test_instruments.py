@@ -1,17 +1,20 @@
 """The figures of instruments, and the page of a study without runs."""
 
+import io
 import json
 import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from ghostbatch.cli.report import print_report
 from ghostbatch.errors import InputError
 from ghostbatch.report.instruments import instrument_figures
 from ghostbatch.report.longer import slope_with_interval
 from ghostbatch.report.page import write_report
-from ghostbatch.report.runs import read_results
-from ghostbatch.study import Instrument, Study
+from ghostbatch.report.runs import Results, read_results
+from ghostbatch.study import Instrument, Row, Study, find_recipe
 from ghostbatch.study.manifest import write_study
 
 POTENTIAL = {"walked": 15.0, "images": 1000, "model": "f1", "data": "digits"}
@@ -30,8 +33,8 @@ def test_a_study_of_instruments_has_a_page_without_runs(tmp_path, listed):
     if listed:
         instruments = (Instrument("walk"), Instrument("potential"))
         write_study(Study("walk", instruments=instruments), tmp_path)
-    page, tables = write_report(tmp_path)
-    assert tables == []
+    page, (table,) = write_report(tmp_path)
+    assert [line[0] for line in table.lines] == ["brownian", "flat"]
     text = page.read_text()
     assert re.search(r"<td>brownian</td><td>2.00</td><td>\[2.00, 2.00\]</td><td>neither", text)
     assert re.search(r"<td>flat</td>.*<td>ordinary: sqrt t fits better than log t by \d+", text)
@@ -93,3 +96,42 @@ def test_separable_data_of_one_draw_and_of_several_have_the_same_figures(tmp_pat
         assert length.data["length"][:30] == pytest.approx(np.log(t).tolist(), rel=1e-4)
         assert set(gap.data["product"]) == {0.25}
     assert gap.fits.lines[0] == ("draw 0", "0.2500", "0.2500", "0.2500", "1e-02")
+
+
+def test_sharpness_has_a_table_of_columns_in_the_studys_order_and_a_point_for_each_run(tmp_path):
+    values = {"SB": (2.0, 4.0), "+GBN": (8.0,), "+RA": (-0.001,)}
+    runs = {
+        f"row/{column}/seed-{seed}": {
+            "eigenvalue": {"value": value},
+            "relative": {"value": 10 * value},
+            "rate": 0.5,
+            "images": 1000,
+        }
+        for column in sorted(values)
+        for seed, value in enumerate(values[column])
+    }
+    (tmp_path / "sharpness.json").write_text(json.dumps({"runs": runs}))
+    recipes = dict.fromkeys(("SB", "LB", "+GBN", "+RA"), find_recipe("f1-digits"))
+    study = Study("mine", {"row": Row(recipes)}, instruments=(Instrument("sharpness"),))
+    (plot,) = instrument_figures(Results(study, {}, {}), tmp_path)
+    measures = ("largest eigenvalue", "relative eigenvalue", "rate x eigenvalue")
+    assert plot.fits.headers == ("", *measures, "seeds")
+    assert plot.fits.lines == [
+        ("SB", "3.00 ± 1.41", "30.0 ± 14.1", "1.50 ± 0.71", "2"),
+        ("+GBN", "8.00", "80.0", "4.00", "1"),
+        ("+RA", "-0.00100", "-0.0100", "-0.000500", "1"),
+    ]
+    assert plot.data["relative"] == [20.0, 40.0, 80.0, -0.01]
+    page, (table,) = write_report(tmp_path)
+    assert sorted(table.lines) == sorted(plot.fits.lines)
+    assert "<td>3.00 ± 1.41</td>" in page.read_text()
+    assert "1,000 training images" in page.read_text()
+
+
+def test_the_terminal_shows_the_tables_of_instruments(tmp_path):
+    (tmp_path / "walk.json").write_text(json.dumps(walks(np.unique(np.geomspace(1, 1e4, 60) // 1))))
+    console = Console(file=io.StringIO(), width=80)
+    print_report(tmp_path, console)
+    shown = console.file.getvalue()
+    assert "exponent p" in shown
+    assert re.search(r"brownian +2.00 +\[2.00, 2.00\]", shown)

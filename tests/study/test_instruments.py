@@ -1,16 +1,24 @@
 """What studies measure besides their runs."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
+from ghostbatch import load_run, train
+from ghostbatch.data import load
+from ghostbatch.diagnostics import largest_eigenvalue
+from ghostbatch.draws import generator
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
 from ghostbatch.study import Instrument, Where, find_recipe, instruments, measure
 from ghostbatch.study.instruments import largest_distance
+from ghostbatch.train.load import read_run
 
 WALK = Instrument("walk")
 CPU = Where(device="cpu")
@@ -154,3 +162,72 @@ def test_the_largest_distance_is_that_of_the_summaries_that_can_be_read(tmp_path
         finish_a_run(tmp_path / name, distance)
     (tmp_path / "damaged" / "summary.json").write_bytes(b"\xff")
     assert largest_distance(tmp_path) == 5.0
+
+
+@pytest.fixture
+def two_ends(tmp_path, tiny, _small_scan):
+    """Return the folder of a study with two finished runs, one only begun, and one diverged."""
+    for column, recipe in (("LB", tiny), ("SB", replace(tiny, batch=32, ghost=None))):
+        train(recipe, out=tmp_path / "row" / column / "seed-0", device="cpu")
+    begun = tmp_path / "row" / "SB" / "seed-1"
+    shutil.copytree(tmp_path / "row" / "SB" / "seed-0", begun)
+    (begun / "summary.json").unlink()
+    finish_a_run(diverged := tmp_path / "row" / "SB" / "seed-2", distance=1.0)
+    text = (diverged / "summary.json").read_text()
+    (diverged / "summary.json").write_text(text.replace("finished", "diverged"))
+    return tmp_path
+
+
+def test_sharpness_is_that_of_each_finished_runs_end_on_the_same_images(two_ends):
+    measure(Instrument("sharpness"), two_ends, CPU, ignore)
+    found = json.loads((two_ends / "sharpness.json").read_text())["runs"]
+    assert set(found) == {"row/LB/seed-0", "row/SB/seed-0"}
+    data = load("digits")
+    images = torch.randperm(4000, generator=generator(0, "potential"))[:50]
+    inputs = (data.train.images[images] - data.mean.view(1, 1, 1, 1)) / data.deviation
+    for place, run in found.items():
+        model = load_run(two_ends / place)
+
+        def loss(m):
+            return F.cross_entropy(m(inputs.float()), data.train.labels[images])
+
+        for measured, relative in (("eigenvalue", False), ("relative", True)):
+            expected = largest_eigenvalue(model, loss, relative=relative).value
+            assert run[measured]["value"] == pytest.approx(expected, rel=1e-4)
+        assert (run["images"], run["rate"]) == (50, read_run(two_ends / place).plan.regime.lr)
+    assert found["row/LB/seed-0"]["rate"] == pytest.approx(0.05 * 2**0.5)
+
+
+def test_sharpness_is_measured_once_for_each_end(two_ends, monkeypatch):
+    measured = []
+
+    def count(folder, _):
+        measured.append(folder.relative_to(two_ends).as_posix())
+        if measured[-1] == interrupted:
+            raise KeyboardInterrupt
+        return {"eigenvalue": {"value": 1.0}}
+
+    def again():
+        measured.clear()
+        measure(Instrument("sharpness"), two_ends, CPU, ignore)
+        return measured
+
+    monkeypatch.setattr(instruments, "_sharpness_of", count)
+    interrupted = "row/SB/seed-0"
+    with pytest.raises(KeyboardInterrupt):
+        again()
+    interrupted = None
+    assert again() == ["row/SB/seed-0"]
+    assert again() == []
+    summary = two_ends / "row" / "SB" / "seed-0" / "summary.json"
+    shutil.copy(two_ends / "row" / "LB" / "seed-0" / "summary.json", summary)
+    assert again() == ["row/SB/seed-0"], "its end has another loss"
+    shutil.rmtree(summary.parent)
+    assert again() == []
+    assert list(json.loads((two_ends / "sharpness.json").read_text())["runs"]) == ["row/LB/seed-0"]
+
+
+def test_a_sharpness_file_that_cannot_be_read_is_refused_by_name(two_ends):
+    (two_ends / "sharpness.json").write_text("{}")
+    with pytest.raises(InputError, match=r"^folder: .*sharpness.json cannot be read; delete it"):
+        measure(Instrument("sharpness"), two_ends, CPU, ignore)
