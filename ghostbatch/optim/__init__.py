@@ -1,5 +1,6 @@
 """Regimes, their scheduler, optimizers as data, and the rules that follow the batch size."""
 
+from ghostbatch.optim.adaptation import adapt, scale_rates
 from ghostbatch.optim.optimizers import SGD, OptimizerSpec, spec_from_dict, spec_to_dict
 from ghostbatch.optim.regime import Drop, Epochs, Rates, Regime, update_at
 from ghostbatch.optim.scaling import Rule, lr_scale, noise_weights, random_labels
@@ -14,9 +15,11 @@ __all__ = [
     "Regime",
     "RegimeScheduler",
     "Rule",
+    "adapt",
     "lr_scale",
     "noise_weights",
     "random_labels",
+    "scale_rates",
     "spec_from_dict",
     "spec_to_dict",
     "update_at",
