@@ -1,6 +1,6 @@
 """Regimes, their scheduler, optimizers as data, and the rules that follow the batch size."""
 
-from ghostbatch.optim.adaptation import adapt, scale_rates
+from ghostbatch.optim.adaptation import Time, adapt, scale_rates
 from ghostbatch.optim.optimizers import SGD, OptimizerSpec, spec_from_dict, spec_to_dict
 from ghostbatch.optim.regime import Drop, Epochs, Rates, Regime, update_at
 from ghostbatch.optim.scaling import Rule, lr_scale, noise_weights, random_labels
@@ -15,6 +15,7 @@ __all__ = [
     "Regime",
     "RegimeScheduler",
     "Rule",
+    "Time",
     "adapt",
     "lr_scale",
     "noise_weights",
