@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ghostbatch.ops import ghost_batch_norm as ghost_batch_norm
     from ghostbatch.optim import Regime as Regime
     from ghostbatch.optim import RegimeScheduler as RegimeScheduler
+    from ghostbatch.optim import adapt as adapt
     from ghostbatch.optim import lr_scale as lr_scale
     from ghostbatch.optim import noise_weights as noise_weights
     from ghostbatch.recipe import Recipe as Recipe
@@ -48,7 +49,7 @@ _NAMES = {
     "nn": "GhostBatchNorm1d GhostBatchNorm2d GhostBatchNorm3d fold_convolutions recalibrate "
     "register_conversion sync_statistics to_ghost to_plain unfold_convolutions",
     "ops": "LOCAL ghost_batch_norm",
-    "optim": "Regime RegimeScheduler lr_scale noise_weights",
+    "optim": "Regime RegimeScheduler adapt lr_scale noise_weights",
     "recipe": "Recipe",
     "train": "load_run train",
 }

@@ -56,5 +56,18 @@ def import_ray() -> ModuleType:
         raise _not_installed("ray", "'ghostbatch[ray]'") from None
 
 
+def import_lightning() -> ModuleType:
+    """Import ``lightning.pytorch`` or ``pytorch_lightning``; first the one that is in use."""
+    names = sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda n: n not in sys.modules)
+    import_torchvision()  # Lightning's own import of it would fail where the operators do not load
+    for name in names:
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    raise _not_installed("lightning", "'ghostbatch[lightning]'")
+
+
 def _not_installed(library: str, package: str | None = None) -> InputError:
     return InputError(library, "is not installed", f"run pip install {package or library}")

@@ -27,7 +27,7 @@ from ghostbatch.errors import (
 from ghostbatch.stop import STOP_SIGNALS
 
 Command = Callable[[Sequence[str]], None]
-COMMANDS = ("list", "plan", "train", "study", "report", "evaluate", "export")
+COMMANDS = ("list", "plan", "train", "study", "report", "evaluate", "export", "advise")
 """Modules of this package; each has a function ``command`` of its arguments."""
 
 USAGE = """\
@@ -42,6 +42,7 @@ usage: ghostbatch COMMAND ...
   report FOLDER           write tables, figures and an HTML page from a folder of runs
   evaluate RUN            print loss and accuracy of a run's network on its test set
   export RUN --to FILE    write a run's network as a state_dict, torch.export or ONNX file
+  advise --batch N ...    print what to change in your own script for batch N, and why
 
 ghostbatch COMMAND --help prints the flags. Run an interrupted command again to continue it.
 Exit codes: 0 done, 1 failed, 2 wrong input, 3 train diverged, 128 + N stopped by signal N."""

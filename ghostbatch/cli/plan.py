@@ -50,7 +50,7 @@ def command(argv: Sequence[str]) -> None:
     samples = find_info(recipe.data).samples
     plans = {"original": recipe.plan(samples), "adapted": adapted.plan(samples)}
     if options.json:
-        print(json.dumps({which: _plan_data(plan) for which, plan in plans.items()}, indent=2))
+        print(json.dumps({which: plan_data(plan) for which, plan in plans.items()}, indent=2))
         return
     grid = make_grid(name, "", *plans)
     shown = [_plan_lines(plan) for plan in plans.values()]
@@ -64,7 +64,8 @@ def find_ghost(ghost: int | Literal["auto"], recipe: Recipe, batch: int) -> int:
     return min(128, recipe.base_batch, batch) if ghost == "auto" else ghost
 
 
-def _plan_data(plan: Plan) -> dict[str, Any]:
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """Return a plan as ``--json`` prints it."""
     seen = plan.seen
     return {
         "batch": plan.recipe.batch,

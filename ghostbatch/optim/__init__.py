@@ -1,5 +1,6 @@
 """Regimes, their scheduler, optimizers as data, and the rules that follow the batch size."""
 
+from ghostbatch.optim.adaptation import Time, adapt, scale_rates
 from ghostbatch.optim.average import WeightAverage
 from ghostbatch.optim.groups import decay_groups
 from ghostbatch.optim.optimizers import SGD, OptimizerSpec, spec_from_dict, spec_to_dict
@@ -26,7 +27,9 @@ __all__ = [
     "RegimeScheduler",
     "Rule",
     "Schedule",
+    "Time",
     "WeightAverage",
+    "adapt",
     "decay_groups",
     "lr_scale",
     "noise_weights",
@@ -34,6 +37,7 @@ __all__ = [
     "rate_batch",
     "regime_from_dict",
     "regime_to_dict",
+    "scale_rates",
     "spec_from_dict",
     "spec_to_dict",
     "update_at",

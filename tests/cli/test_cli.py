@@ -211,7 +211,7 @@ def test_help_shows_the_documentation_of_the_fields(run):
     code, out, _ = run("train", "f1-digits", "--help")
     assert code == 0
     assert "The batch that the regime was tuned for." in " ".join(out.split())
-    for command in ("plan f1-digits", "study quick", "report", "evaluate", "export"):
+    for command in ("plan f1-digits", "study quick", "report", "evaluate", "export", "advise"):
         assert run(*command.split(), "--help")[0] == 0
     assert "usage: ghostbatch COMMAND" in run("--help")[1]
 

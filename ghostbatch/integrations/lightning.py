@@ -1,0 +1,146 @@
+"""A Lightning callback that adapts a module and its Trainer to a large batch.
+
+It works with ``lightning`` and with ``pytorch_lightning``.
+"""
+
+from fractions import Fraction
+from math import floor
+from typing import Any
+
+from torch import nn
+
+from ghostbatch.diagnostics import WeightDistance
+from ghostbatch.errors import InputError, check_positive
+from ghostbatch.nn import to_ghost
+from ghostbatch.optim import Rule, adapt, lr_scale, scale_rates
+from ghostbatch.optim.adaptation import HeldTime, Time, stretch_factor
+from ghostbatch.optional import import_lightning
+
+DISTANCE = "weight_distance"
+"""The name under which loggers get the distance of the weights from their initial values."""
+
+
+class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whichever is installed
+    """Adapts a fit that was tuned for ``base_batch`` to ``batch``; nothing else has to change.
+
+    When a fit starts, it converts the batch norms of the module to ghost norms, scales the rates of
+    its optimizers, adapts its schedulers with `ghostbatch.adapt`, and stretches the limits of the
+    Trainer. During the fit, gradients are clipped, and the distance that the weights have walked is
+    logged every ``Trainer(log_every_n_steps=...)`` updates as "weight_distance".
+
+    Write ``configure_optimizers`` and the limits of the Trainer as for ``base_batch``, and give the
+    loader the batch of one process: ``batch`` divided by the number of processes and by
+    ``accumulate_grad_batches``. Checkpoints hold the adapted state; resume with the same callback.
+
+    Args:
+        batch: samples per update, over all processes and accumulated batches.
+        base_batch: the batch that the module was tuned for.
+        ghost: samples per ghost; None leaves the batch norms as they are.
+        rule: how the rates follow batch / base_batch: "sqrt", "linear" or "none".
+        hold: "epochs" leaves ``max_epochs`` as it is and divides ``max_steps`` by batch /
+            base_batch; "updates" multiplies ``max_epochs`` by it and leaves ``max_steps``; "rate"
+            keeps the sum of the rates, see `ghostbatch.adapt`.
+        unit: what the lengths of a scheduler with ``interval="step"`` count. "epochs" if they
+            were computed from the loader or from ``trainer.estimated_stepping_batches``; "updates"
+            if they count updates of ``base_batch``.
+        clip: largest L2 norm of the gradient; None does not clip. A Trainer with a
+            ``gradient_clip_val`` of its own keeps it. With manual optimization, clip yourself.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        batch: int,
+        base_batch: int,
+        ghost: int | None = 128,
+        rule: Rule = "sqrt",
+        hold: HeldTime = "epochs",
+        unit: Time = "epochs",
+        clip: float | None = 5.0,
+    ) -> None:
+        check_positive(batch=batch, base_batch=base_batch, ghost=ghost)
+        stretch_factor(batch, base_batch, rule, hold, unit)  # refuses what it does not know
+        self.batch, self.base_batch, self.ghost = batch, base_batch, ghost
+        self.rule, self.hold, self.unit, self.clip = rule, hold, unit, clip
+        self._factor = lr_scale(batch, base_batch, rule)
+        self._limits: dict[str, int | None] = {}
+        self._walked: WeightDistance | None = None
+        self._saved: dict[str, Any] = {}
+        self._measured = 0
+
+    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Adapt the module, its optimizers and schedulers, and the Trainer."""
+        if self.ghost is not None:
+            to_ghost(pl_module, self.ghost)
+        self._adapt_rates(trainer)
+        self._stretch_limits(trainer.fit_loop)
+        if trainer.gradient_clip_val is None and pl_module.automatic_optimization:
+            trainer.gradient_clip_val = self.clip
+        self._walked = WeightDistance(pl_module)
+        if self._saved:  # Lightning has restored the callbacks and the weights before
+            self._walked.load_state_dict(self._saved)
+
+    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Refuse a loader whose batches do not make up ``batch``."""
+        del pl_module
+        self._measured = trainer.global_step
+        loader = trainer.train_dataloader
+        size = getattr(loader, "batch_size", None)
+        size = size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+        ranks, parts = trainer.world_size, trainer.accumulate_grad_batches
+        if isinstance(size, int) and size * ranks * parts != self.batch:
+            made = f"{size} samples x {ranks} processes x {parts} accumulated"
+            remedy = (
+                f"give the loader {self.batch / ranks / parts:g}, or pass {size * ranks * parts}"
+            )
+            raise InputError("batch", f"{self.batch} is not the loader's {made}", remedy)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Measure and log the distance, every ``log_every_n_steps`` updates."""
+        update, every = trainer.global_step, trainer.log_every_n_steps
+        if not trainer.loggers or not every or update % every or update == self._measured:
+            return
+        assert self._walked is not None  # noqa: S101 (set when the fit started)
+        self._measured = update
+        distance = self._walked.distance().total  # on all ranks, as FSDP2 needs it
+        for logger in trainer.loggers:
+            logger.log_metrics({DISTANCE: distance}, step=update)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the initial weights, from which a resumed fit measures, too."""
+        return self._walked.state_dict() if self._walked is not None else dict(self._saved)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the initial weights in a checkpoint."""
+        self._saved = state_dict
+        if self._walked is not None:
+            self._walked.load_state_dict(state_dict)
+
+    def _adapt_rates(self, trainer: Any) -> None:
+        for config in trainer.lr_scheduler_configs:
+            config.scheduler = adapt(
+                config.scheduler,
+                batch=self.batch,
+                base_batch=self.base_batch,
+                rule=self.rule,
+                hold=self.hold,
+                unit=self.unit if config.interval == "step" else "epochs",
+                verbose=False,
+            )
+        scheduled = {id(config.scheduler.optimizer) for config in trainer.lr_scheduler_configs}
+        for optimizer in trainer.optimizers:
+            if id(optimizer) not in scheduled:
+                scale_rates(optimizer, self._factor)
+
+    def _stretch_limits(self, fit_loop: Any) -> None:
+        """Stretch the limits, unless an earlier fit of this Trainer has done so."""
+        for loop, unit in ((fit_loop, "epochs"), (fit_loop.epoch_loop, "steps")):
+            time: Time = "epochs" if unit == "epochs" else "updates"
+            factor = stretch_factor(self.batch, self.base_batch, self.rule, self.hold, time)
+            for name in (f"min_{unit}", f"max_{unit}"):
+                limit = getattr(loop, name)
+                if limit is None or limit <= 0 or limit == self._limits.get(name):
+                    continue  # no limit, or stretched already
+                self._limits[name] = max(1, floor(limit * factor + Fraction(1, 2)))
+                setattr(loop, name, self._limits[name])

@@ -1,0 +1,102 @@
+"""``ghostbatch advise`` agrees with ``ghostbatch plan``, and with what was published."""
+
+import json
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from ghostbatch.study.advice import MEASURED
+from ghostbatch.study.paper import table1
+
+RESULTS = Path(__file__).parents[2] / "results" / "table1" / "resnet44-cifar10"
+RESNET44 = "--base-batch 128 --epochs 200 --lr 0.1 --drops 81:0.01,122:0.001,164:0.0001".split()
+LARGE = ["--batch", "4096"]
+
+
+def advise(run, *words):
+    code, out, err = run("advise", *RESNET44, *words)
+    assert (code, err) == (0, "")
+    return out
+
+
+@pytest.mark.parametrize("hold", ["epochs", "updates"])
+@pytest.mark.parametrize("more", [[], ["--ghost", "32", "--lr-rule", "linear"]], ids=str)
+def test_the_advice_is_what_plan_prints_for_the_same_regime(run, hold, more):
+    flags = [*LARGE, "--hold", hold, *more, "--json"]
+    planned = json.loads(run("plan", "resnet44-cifar10", *flags)[1])
+    advised = json.loads(advise(run, *flags, "--samples", "50000"))
+    for which in ("original", "adapted"):
+        assert planned[which].items() <= advised[which].items()
+        assert set(advised[which]) - set(planned[which]) == {"warmup", "clip"}
+
+
+@pytest.mark.parametrize("hold", ["epochs", "updates"])
+def test_the_warmup_is_the_one_that_was_measured_whatever_is_held(run, hold):
+    words = ("--hold", hold, "--json")
+    assert json.loads(advise(run, *LARGE, *words))["adapted"]["warmup"] == 5
+    short = json.loads(
+        run("advise", *LARGE, *RESNET44[:2], *"--epochs 9 --lr 1".split(), *words)[1]
+    )
+    epochs = short["adapted"]["epochs"]
+    assert short["adapted"]["warmup"] == pytest.approx(min(5, epochs / 10))
+
+
+def test_a_rate_that_is_not_scaled_needs_no_warmup(run):
+    out = advise(run, *LARGE, "--lr-rule", "none")
+    assert "\nwarm-up: none\n" in out
+    assert "86.00 to 86.10 %" in out
+
+
+def test_every_setting_has_its_value_a_reason_and_evidence(run):
+    out = advise(run, *LARGE)
+    names = ["learning rate", "warm-up", "ghost", "epochs", "clipping"]
+    blocks = out.split("\n\n")
+    assert blocks[0] == "from batch 128 to batch 4,096"
+    assert [block.split(":")[0] for block in blocks[1:-1]] == names
+    for block in blocks[1:-1]:
+        _, why, evidence = block.split("\n")
+        assert why.startswith("  why: ")
+        assert evidence.startswith("  evidence: ")
+    assert "0.5657, 0.05657 from epoch 2592" in out
+    assert "updates: 78,125 before, 78,125 now" in advise(run, *LARGE, "--samples", "50000")
+
+
+def test_our_figures_are_those_of_the_published_runs_and_what_is_not_measured_has_none():
+    def accuracies(column):
+        files = (RESULTS / column.replace(", ", "-")).glob("seed-*.json")
+        return [json.loads(path.read_text())["summary"]["accuracy"] for path in files]
+
+    for column, accuracy in MEASURED.items():
+        assert mean(accuracies(column)) == pytest.approx(accuracy, abs=6e-3)
+    assert stdev(accuracies("+GBN, warm-up")) == pytest.approx(0.35, abs=6e-3)
+    assert not accuracies("+RA")
+    assert not accuracies("+RA, warm-up")
+
+
+def test_the_papers_changes_are_those_between_the_columns_of_its_table(run):
+    table = [tuple(row.paper.values()) for row in table1().rows.values()]
+    gains = sorted(lr - lb for _, lb, lr, _, _ in table)
+    assert gains[0] == pytest.approx(97.55 - 97.05)  # F1
+    assert gains[-1] == pytest.approx(57.38 - 51.50)  # C3
+    out = advise(run, *LARGE)
+    for change in ("LB to +LR: +0.50 to +5.88", "+LR to +GBN: +0.05 to +2.90", "-0.13 to +1.95"):
+        assert change in out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--batch 128", "batch: 128 is not above base_batch 128; give a larger one"),
+        ("--batch 4096 --lr -1", "regime.lr: -1.0 is out of range"),
+        ("--batch 4096 --drops 300:0.1", "regime.drops: epoch 300 is not before the end at 200"),
+        ("--batch 4096 --samples 1000", "batch: 4096 is above the 1000 training samples"),
+        ("--batch 4096 --hold distance", "hold: 'distance' is unknown"),
+        ("", "batch: this flag is required"),
+    ],
+)
+def test_wrong_input_is_one_line_with_the_field(run, words, line):
+    code, out, err = run("advise", *RESNET44, *words.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ghostbatch: {line}")
+    assert err.count("\n") == 1

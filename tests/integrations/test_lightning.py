@@ -1,0 +1,159 @@
+"""A Lightning fit with the callback has the weights of a plain loop that was adapted by hand."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from launch_ranks import case_names, ranks_fixture
+
+from ghostbatch import GhostBatchNorm1d, InputError, optional
+
+try:
+    optional.import_lightning()
+except InputError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+from lightning_fit import LR, L, Module, assert_equal, fit, large_batch, loader, plain_loop
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own, of workers and of pytrees
+SCRIPT = Path(__file__).with_name("lightning_ranks.py")
+on_ranks = ranks_fixture(SCRIPT, 2)
+
+
+@pytest.mark.parametrize("name", case_names(SCRIPT))
+def test_on_ranks(on_ranks, name):
+    on_ranks(name)
+
+
+# 12 updates of 16 samples are three epochs. The module's own lengths are for batches of 4.
+FITS = {
+    "epochs": ({}, {}, {"max_epochs": 3}, 12, [4, 8]),
+    "accumulated": ({}, {}, {"max_epochs": 3, "size": 4, "accumulate_grad_batches": 4}, 12, [4, 8]),
+    "held updates": ({}, {"hold": "updates"}, {"max_epochs": 3}, 48, [16, 32]),
+    "limited steps": (
+        {"interval": "step", "milestones": (16, 32)},
+        {"unit": "updates"},
+        {"max_steps": 48, "max_epochs": None},
+        12,
+        [4, 8],
+    ),
+    "steps of the loader": (
+        {"interval": "step", "milestones": (4, 8)},
+        {"hold": "updates"},
+        {"max_epochs": 3},
+        48,
+        [16, 32],
+    ),
+    "held steps": (
+        {"interval": "step", "milestones": (4, 8)},
+        {"hold": "updates", "unit": "updates"},
+        {"max_steps": 10, "min_steps": 10, "max_epochs": None},
+        10,
+        [4, 8],
+    ),
+    "no scheduler": ({"schedule": False}, {}, {"max_epochs": 3}, 12, []),
+    "plain batch norm": ({}, {"ghost": None}, {"max_epochs": 3}, 12, [4, 8]),
+}
+
+
+@pytest.mark.parametrize(("made", "given", "options", "updates", "drops"), FITS.values(), ids=FITS)
+def test_a_fit_has_the_weights_of_the_plain_loop(made, given, options, updates, drops):
+    module = Module(**made)
+    trainer = fit(module, large_batch(**given), **options)
+    ghost = given.get("ghost", 4)
+    assert isinstance(module.network[1], GhostBatchNorm1d) == (ghost is not None)
+    assert trainer.global_step == updates
+    assert_equal(module, plain_loop(updates, drops, ghost=ghost or 16)[0])
+
+
+class Kept(L.loggers.Logger):
+    """Keeps the distances that it is given."""
+
+    name, version = "kept", 0
+
+    def __init__(self):
+        super().__init__()
+        self.distances = {}
+
+    def log_hyperparams(self, *_, **__):
+        pass
+
+    def log_metrics(self, metrics, step=None):
+        if "weight_distance" in metrics:
+            self.distances[step] = metrics["weight_distance"]
+
+
+def test_a_resumed_fit_ends_with_the_same_bits_and_measures_from_the_first_weights(tmp_path):
+    logged, kept = Kept(), Kept()
+    quiet = {"log_every_n_steps": 2, "size": 8, "accumulate_grad_batches": 2}
+    whole = Module()
+    fit(whole, large_batch(), max_epochs=3, logger=logged, **quiet)
+
+    first = fit(Module(), large_batch(), max_epochs=2, **quiet)
+    first.save_checkpoint(tmp_path / "fit.ckpt")
+    second = Module()
+    fit(second, large_batch(), max_epochs=3, resume=tmp_path / "fit.ckpt", logger=kept, **quiet)
+    for name, tensor in whole.state_dict().items():
+        assert second.state_dict()[name].equal(tensor), name
+
+    _, distances = plain_loop(12, [4, 8])
+    expected = {update: distances[update - 1] for update in (2, 4, 6, 8, 10, 12)}
+    assert logged.distances == pytest.approx(expected, rel=1e-4)
+    assert kept.distances == {update: logged.distances[update] for update in (10, 12)}
+
+
+def test_a_second_fit_of_the_same_trainer_stretches_its_limits_once():
+    trainer = fit(Module(), large_batch(hold="updates"), max_epochs=1)
+    assert (trainer.max_epochs, trainer.global_step) == (4, 16)
+    trainer.fit(Module(), loader(16))
+    assert (trainer.max_epochs, trainer.global_step) == (4, 16)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(Module(), loader(16))
+    assert trainer.max_epochs == 8
+
+
+def test_a_trainer_with_a_clipping_of_its_own_keeps_it():
+    trainer = fit(Module(), large_batch(), max_epochs=1, gradient_clip_val=0.7)
+    assert trainer.gradient_clip_val == 0.7
+    assert fit(Module(), large_batch(clip=None), max_epochs=1).gradient_clip_val is None
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_loader_that_does_not_make_up_the_batch_is_refused(parts):
+    line = (
+        rf"batch: 16 is not .* 4 samples x 1 processes x {parts} .*; give the loader {16 // parts}"
+    )
+    with pytest.raises(InputError, match=line):
+        fit(Module(), large_batch(), size=4, max_epochs=1, accumulate_grad_batches=parts)
+
+
+def test_a_scheduler_that_cannot_be_adapted_is_refused_by_name():
+    class Exponential(Module):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=LR)
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+    with pytest.raises(InputError, match="scheduler: ExponentialLR cannot be adapted"):
+        fit(Exponential(), large_batch(), max_epochs=1)
+
+
+def test_wrong_options_are_refused_when_the_callback_is_built():
+    for field, value in {"batch": 0, "ghost": 0, "hold": "distance", "unit": "step"}.items():
+        with pytest.raises(InputError, match=f"^{field}: "):
+            large_batch(**{field: value})
+
+
+@pytest.mark.parametrize("installed", ["lightning.pytorch", "pytorch_lightning", None])
+def test_either_package_will_do(monkeypatch, installed):
+    def import_module(name):
+        if name != installed:
+            raise ModuleNotFoundError(name=name.partition(".")[0])
+        return name
+
+    monkeypatch.setattr(optional, "import_torchvision", lambda: None)
+    monkeypatch.setattr(optional, "import_module", import_module)
+    if installed:
+        assert optional.import_lightning() == installed
+    else:
+        with pytest.raises(InputError, match=r"lightning: is not .*'ghostbatch\[lightning\]'"):
+            optional.import_lightning()
