@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, nan, sqrt
+from math import inf, isfinite, sqrt
 from typing import Literal
 
 import numpy as np
@@ -123,7 +123,7 @@ def fit_diffusion(
         updates: numbers of updates done, from 1 on, up to the first drop.
         distances: the distance from the initial weights after each of them.
         level: share of the intervals that are to cover the truth.
-        resamples: number of bootstrap curves; with 0 the intervals are NaN.
+        resamples: number of bootstrap curves; with 0 the intervals are unbounded.
         seed: seeds the bootstrap; the same input gives the same intervals.
 
     >>> t = np.arange(1, 200)
@@ -145,10 +145,10 @@ def fit_diffusion(
     best = min(aic, key=aic.__getitem__)
     fits = {name: LeastSquares.on(_columns(x)) for name, x in models.items()}
     curved = LeastSquares.on(tangent(log_t, exponent)) if best == "power" else fits[best]
-    intercept_interval = slope_interval = low, high = nan, nan
+    intercept_interval = slope_interval = -inf, inf
     if resamples:
         intercept_interval, slope_interval = linear_intervals(fits["log"], d, level, bootstrap)
-        low, high = 0.0, inf
+    low, high = 0.0, inf
     if resamples and isfinite(exponent_err):
         low, high = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), level, bootstrap)
     return DiffusionFit(
