@@ -4,7 +4,6 @@ Each command is a module here, imported when it is used. So ``--version`` and ``
 import torch, and only commands that draw import a plotting library.
 """
 
-import gc
 import os
 import signal
 import sys
@@ -88,7 +87,6 @@ def run(argv: Sequence[str]) -> None:
     with _handling(_exit_at_once):
         with said_if_slow("starting (importing torch)"):
             command: Command = import_module(f"{__name__}.{name}").command
-        gc.freeze()
         with _handling(_terminate):
             command(rest)
 
