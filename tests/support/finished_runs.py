@@ -3,7 +3,9 @@
 import json
 from itertools import pairwise
 from math import exp, log
-from random import Random
+from zlib import crc32
+
+import numpy as np
 
 from ghostbatch.files import add_crc, to_checked_json
 from ghostbatch.study.manifest import held_part, write_study
@@ -58,11 +60,11 @@ def write_run(folder, plan, status="finished", evaluations=20):
 
 def _records(plan, end, evaluations):
     """Yield the fields of records: the error falls with updates, and falls again at each drop."""
-    draw = Random(f"{plan.recipe.as_dict()}")
+    draw = np.random.default_rng(crc32(f"{plan.recipe}".encode()))
     starts = [0, *plan.drop_updates, plan.updates]
-    worse = exp(draw.gauss(0, 0.04)) * (1 + 0.4 * max(0.0, log(3e4 / plan.updates)) / log(10))
+    worse = exp(draw.normal(0, 0.04)) * (1 + 0.4 * max(0.0, log(3e4 / plan.updates)) / log(10))
     logged, evaluated = schedule(plan.updates, evaluations)
-    error, slope = START, 0.9 * plan.rates(0).lr ** 0.5 * exp(draw.gauss(0, 0.02))
+    error, slope = START, 0.9 * plan.rates(0).lr ** 0.5 * exp(draw.normal(0, 0.02))
     distance = 0.0
     for phase, (start, stop) in enumerate(pairwise(starts)):
         floor = FLOOR * worse * (1 + 2.2 * 0.3**phase)
@@ -72,12 +74,12 @@ def _records(plan, end, evaluations):
             error = floor + (reached - floor) / (1 + since * pace / (40 if phase else 12)) ** 0.8
             distance = moved + pace * slope * log(1 + since)
             for split in ("train", "validation") if update in evaluated else ("train",):
-                seen = error * exp(draw.gauss(0, 0.03 / 2**phase))
+                seen = error * exp(draw.normal(0, 0.03 / 2**phase))
                 fitted = max(0.02, seen - 0.8 * FLOOR * min(1.0, update * 3 / plan.updates))
                 shown = fitted if split == "train" else seen
                 yield {
                     **{"update": update, "epoch": plan.epoch(update), "split": split},
                     **{"loss": shown / 30, "accuracy": 100 - shown, "lr": plan.rates(start).lr},
-                    **{"distance": distance * exp(draw.gauss(0, 0.003))},
+                    **{"distance": distance * exp(draw.normal(0, 0.003))},
                     **{"gradient_norm": 1.0, "clipped": 0.1},
                 }
