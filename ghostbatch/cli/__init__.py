@@ -4,6 +4,7 @@ Each command is a module here, imported when it is used. So ``--version`` and ``
 import torch, and only commands that draw import a plotting library.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -87,8 +88,18 @@ def run(argv: Sequence[str]) -> None:
     with _handling(_exit_at_once):
         with said_if_slow("starting (importing torch)"):
             command: Command = import_module(f"{__name__}.{name}").command
-        with _handling(_terminate):
+        with _handling(_terminate), _imports_spared():
             command(rest)
+
+
+@contextmanager
+def _imports_spared() -> Iterator[None]:
+    """Have the garbage collector pass over all that was imported: a tenth of a report's time."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

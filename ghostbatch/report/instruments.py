@@ -126,8 +126,9 @@ def _separable(found: dict[str, Any]) -> list[Plot]:
             "Gap between the margin of w(t) and the largest possible one, times ln t, for "
             f"{len(draws)} draws of the data; larger values are drawn at the top. The table has "
             "for each draw the limit in closed form, (H(p) - ln(1 / p_max)) / |w_hat| with p the "
-            "normalised dual weights of the support vectors; gap x ln t and gap x |w| / |w_hat| at the end, which have this "
-            "limit; and t^-s, the weight left of the sample nearest to being a support vector.",
+            "normalised dual weights of the support vectors; gap x ln t and gap x |w| / |w_hat| at "
+            "the end, which have this limit; and t^-s, the weight left of the sample nearest to "
+            "being a support vector.",
         ),
     ):
         tooltip = [("draw", "draw", ""), ("log_time", "ln t", ".4~g"), (field, field, ".5~g")]
