@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import isfinite
 from typing import Any, Literal, get_args
@@ -252,7 +253,7 @@ class Plan:
     """The batch that converts epochs to updates: batch if epochs are held, `rate_batch` if the
     sum of the learning rates is, else base_batch."""
 
-    @property
+    @cached_property
     def phases(self) -> tuple[int, ...]:
         """Updates of each phase of the regime; a drop ends a phase."""
         epochs = (0, *(drop[0] for drop in self.regime.drops), self.regime.epochs)

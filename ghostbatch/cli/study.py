@@ -61,7 +61,8 @@ class StudyOptions:
     out: Path | None = None
     """Folder in which the study runs or continues; None is one in runs, named by what it runs."""
     rows: str | None = None
-    """Only these rows, for example f1-mnist,c1-cifar10; None is all."""
+    """Only these rows, for example f1-mnist,c1-cifar10; None is all.
+    An instrument is measured only if the rows, columns and seeds leave in a run of its recipe."""
     columns: str | None = None
     """Only these columns, for example SB,LB,+LR; None is all."""
     seeds: str | None = None
@@ -135,7 +136,7 @@ def command(argv: Sequence[str]) -> None:
             where=where,
             make_executor=start,
         )
-        for instrument in study.instruments:
+        for instrument in study.instruments_of(cells):
             try:
                 measure(instrument, out, where, instrument_progress(instrument.name, bars))
             except InputError as error:

@@ -123,7 +123,7 @@ def fit_diffusion(
         updates: numbers of updates done, from 1 on, up to the first drop.
         distances: the distance from the initial weights after each of them.
         level: share of the intervals that are to cover the truth.
-        resamples: number of bootstrap curves.
+        resamples: number of bootstrap curves; with 0 the intervals are unbounded.
         seed: seeds the bootstrap; the same input gives the same intervals.
 
     >>> t = np.arange(1, 200)
@@ -133,19 +133,23 @@ def fit_diffusion(
 
     """
     t, d = _sorted_by_time(updates, distances)
-    if not (0 < level < 1 and resamples >= 99):
+    if not (0 < level < 1 and (resamples >= 99 or resamples == 0)):
         raise InputError("level", f"{level} of {resamples} resamples", "use 0.95 of 999")
     log_t, bootstrap = np.log(t), BlockBootstrap(resamples, seed)
-    (intercept, slope), (intercept_err, slope_err), _ = _least_squares(log_t, d)
-    exponent, exponent_err = _fit_exponent(log_t, d)
+    (intercept, slope), squares = _line(log_t, d)
+    intercept_err, slope_err = _line_errors(log_t, squares)
+    exponent = _best_exponent(log_t, d)
+    exponent_err = _exponent_error(log_t, d, exponent)
     models = {"log": log_t, "sqrt": np.sqrt(t), "power": log_t**exponent}
     aic = {name: _aic(x, d, 3 if name == "power" else 2) for name, x in models.items()}
     best = min(aic, key=aic.__getitem__)
     fits = {name: LeastSquares.on(_columns(x)) for name, x in models.items()}
     curved = LeastSquares.on(tangent(log_t, exponent)) if best == "power" else fits[best]
-    intercept_interval, slope_interval = linear_intervals(fits["log"], d, level, bootstrap)
+    intercept_interval = slope_interval = -inf, inf
+    if resamples:
+        intercept_interval, slope_interval = linear_intervals(fits["log"], d, level, bootstrap)
     low, high = 0.0, inf
-    if isfinite(exponent_err):
+    if resamples and isfinite(exponent_err):
         low, high = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), level, bootstrap)
     return DiffusionFit(
         slope=slope,
@@ -178,8 +182,8 @@ def slope_and_exponent(updates: Sequence[float], distances: Sequence[float]) -> 
     (3.0, 1.0)
     """
     t, d = _sorted_by_time(updates, distances)
-    (_, slope), *_ = _least_squares(np.log(t), d)
-    return slope, _fit_exponent(np.log(t), d)[0]
+    (_, slope), _ = _line(np.log(t), d)
+    return slope, _best_exponent(np.log(t), d)
 
 
 def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tuple[Array, Array]:
@@ -198,7 +202,7 @@ def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tup
 
 def _aic(x: Array, d: Array, parameters: int) -> float:
     """Return n ln(RSS / n) + 2 k of d = a + b x."""
-    *_, squares = _least_squares(x, d)
+    _, squares = _line(x, d)
     return len(d) * float(np.log(squares / len(d))) + 2 * parameters
 
 
@@ -210,20 +214,25 @@ def _show(interval: Interval) -> str:
     return f"[{interval[0]:.3g}, {interval[1]:.3g}]"
 
 
-def _least_squares(x: Array, d: Array) -> tuple[list[float], list[float], float]:
-    """Return a and b of d = a + b x, their standard errors, and the sum of squared residuals."""
+def _line(x: Array, d: Array) -> tuple[list[float], float]:
+    """Return a and b of d = a + b x by least squares, and the sum of squared residuals."""
     columns = _columns(x)
     coefficients = np.linalg.lstsq(columns, d, rcond=None)[0]
     # A perfect fit has no residual; the floor keeps its logarithm finite.
     floor = len(d) * (np.finfo(float).eps * np.abs(d).max()) ** 2 + TINY
     squares = max(float(((d - columns @ coefficients) ** 2).sum()), float(floor))
-    covariance = squares / max(1, len(d) - 2) * np.linalg.pinv(columns.T @ columns)
-    errors = np.sqrt(np.maximum(np.diag(covariance), 0))
-    return coefficients.tolist(), errors.tolist(), squares
+    return coefficients.tolist(), squares
 
 
-def _fit_exponent(log_t: Array, d: Array) -> tuple[float, float]:
-    """Return p of d = a + b (ln t)^p and its standard error; for each p the rest is linear."""
+def _line_errors(x: Array, squares: float) -> list[float]:
+    """Return the standard errors of a and b of `_line`, given its sum of squared residuals."""
+    columns = _columns(x)
+    covariance = squares / max(1, len(x) - 2) * np.linalg.pinv(columns.T @ columns)
+    return np.sqrt(np.maximum(np.diag(covariance), 0)).tolist()  # type: ignore[no-any-return]
+
+
+def _best_exponent(log_t: Array, d: Array) -> float:
+    """Return p of d = a + b (ln t)^p; for each p the rest is linear."""
     low, high = LOWEST, HIGHEST
     centred = d - d.mean()
     for _ in range(40):  # each grid spans two steps of the one before
@@ -235,11 +244,15 @@ def _fit_exponent(log_t: Array, d: Array) -> tuple[float, float]:
         low, high = grid[max(0, best - 1)], grid[min(20, best + 1)]
         if high - low < 1e-9:
             break
-    p = float(grid[best])
+    return float(grid[best])
+
+
+def _exponent_error(log_t: Array, d: Array, p: float) -> float:
+    """Return the standard error of `_best_exponent`."""
     if not LOWEST < p < HIGHEST:
-        return p, inf  # the data do not determine it
-    (a, b), *_ = _least_squares(log_t**p, d)
+        return inf  # the data do not determine it
+    (a, b), _ = _line(log_t**p, d)
     jacobian = tangent(log_t, p) * [1, 1, b]
     variance = float(((d - a - b * log_t**p) ** 2).sum()) / max(1, len(d) - 3)
     covariance = variance * np.linalg.pinv(jacobian.T @ jacobian)
-    return p, float(np.sqrt(covariance[2, 2]))
+    return float(np.sqrt(covariance[2, 2]))

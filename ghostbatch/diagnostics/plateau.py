@@ -6,6 +6,7 @@ validation error is flat; the gain shows at the drop.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import nan, pi, sqrt
 
 import numpy as np
@@ -96,6 +97,7 @@ def _interval(middle: float, error: float, freedom: int, level: float) -> tuple[
     return middle - reach, middle + reach
 
 
+@cache
 def student_quantile(freedom: int, level: float = 0.95) -> float:
     """Return q with P(-q < T < q) = level, for T of Student's t with so many degrees of freedom.
 

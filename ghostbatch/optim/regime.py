@@ -7,7 +7,7 @@ result never depends on how a float rounds.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from math import cos, floor, isfinite, pi
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -218,6 +218,7 @@ def update_at(epoch: Epochs, samples: int, batch: int | Fraction) -> int:
     return floor(exact(epoch) * samples / batch + Fraction(1, 2))
 
 
+@lru_cache
 def exact(number: Epochs) -> Fraction:
     """Return the number as it is written: 0.7 is 7/10, not the nearest binary fraction."""
     return Fraction(str(number)) if isinstance(number, float) else Fraction(number)

@@ -7,6 +7,7 @@ are "currentColor": the page's text colour, and black in a file.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil, floor, log10
 from typing import Any
 
 import altair as alt
@@ -15,14 +16,26 @@ from ghostbatch.report.drawing import HOVER, NAME, Data
 from ghostbatch.report.grid import Grid
 
 COLOURS = {"SB": "#7f8794", "LB": "#d1495b", "+LR": "#dd8a00", "+GBN": "#3b8fd4", "+RA": "#2a9d6f"}
-OTHERS = ("#3b8fd4", "#d1495b", "#2a9d6f", "#dd8a00", "#8d6cc4", "#5f9ea0", "#c2577f", "#b0722e")
+OTHERS = (
+    *("#3b8fd4", "#d1495b", "#2a9d6f", "#dd8a00", "#8d6cc4", "#5f9ea0", "#c2577f", "#b0722e"),
+    *("#7a8b2e", "#7f8794", "#4f5fc0", "#d98c8c"),
+)
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 
 WHOLE = ("update", "step", "length")
 """Fields whose large values have labels such as 10k."""
 
 PADDED = ("length", "eigenvalue", "relative")
-"""Fields whose axes leave room around the points."""
+"""Fields whose logarithmic axes leave room around the points."""
+
+FAINT: Any = {
+    "condition": {
+        "test": "abs(datum.value / pow(10, round(log(datum.value) / LN10)) - 1) > 1e-6",
+        "value": 0.4,
+    },
+    "value": 1,
+}
+"""Factor of the opacity of a grid, whose lines between powers of ten are fainter."""
 
 CONFIG: Any = {
     "background": None,
@@ -43,7 +56,7 @@ CONFIG: Any = {
     "legend": {
         **{"labelColor": "currentColor", "titleColor": "currentColor", "labelFontSize": 12},
         **{"orient": "bottom", "direction": "horizontal", "title": None, "symbolSize": 110},
-        **{"symbolStrokeWidth": 2.5, "columnPadding": 14, "labelLimit": 260, "symbolOpacity": 1},
+        **{"symbolStrokeWidth": 2.5, "columnPadding": 14, "symbolOpacity": 1},
         **{"columns": 6, "layout": {"bottom": {"direction": "vertical", "anchor": "start"}}},
     },
 }
@@ -79,6 +92,7 @@ def axis(
     *,
     log: bool = False,
     low: float | None = None,
+    high: float | None = None,
     values: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Return an axis of numbers; one that is logarithmic can be switched on the page.
@@ -88,19 +102,21 @@ def axis(
         title: what the axis says.
         log: whether it is logarithmic.
         low: its lower end; values below are drawn there.
+        high: its upper end; values above are drawn there.
         values: the places of its labels.
 
     """
-    scale: dict[str, Any] = {"type": "log" if log else "linear", "nice": not log}
+    scale: dict[str, Any] = {"type": "log" if log else "linear", "nice": not log and high is None}
     if low is not None:
         scale |= {"domainMin": low, "clamp": True}
+        scale |= {} if high is None else {"domainMax": high}
     elif not log:
         scale |= {"zero": False, "padding": 10}
-    if field in PADDED:
         scale["padding"] = 15
-    form = ".0e" if field == "time" else "~s" if field in WHOLE else "~g" if log else None
+    form = ".0e" if field == "time" else ".3~s" if field in WHOLE else "~g" if log else None
     ticks: dict[str, Any] = {"format": form} if form else {}
-    ticks |= {"values": list(values), "labelOverlap": False} if values else {"tickCount": 6}
+    ticks |= {"gridOpacity": FAINT} if log and not values else {}
+    ticks |= {"values": list(values)} if values else {"tickCount": 6}
     return {"shorthand": f"{field}:Q", "scale": alt.Scale(**scale), "title": title, "axis": ticks}
 
 
@@ -162,10 +178,25 @@ def layered(
     return declared(chart.properties(width=520, height=330))
 
 
-def markers(base: alt.Chart, series: str, names: Sequence[str], size: int = 75) -> alt.Chart:
-    """Return hollow points, whose shapes tell apart those that lie on each other."""
+def ticks(low: float, high: float) -> list[float]:
+    """Return the powers of ten from ``low`` to ``high``, and their doubles and halves.
+
+    >>> ticks(0.3, 6)
+    [0.5, 1.0, 2.0, 5.0]
+    """
+    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    steps = (float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5))
+    return [step for step in steps if low <= step <= high]
+
+
+def markers(
+    base: alt.Chart, series: str, names: Sequence[str], size: int = 75, filled: bool = False
+) -> alt.Chart:
+    """Return points, whose shapes tell apart those that lie on each other."""
     shapes = [SHAPES[index % len(SHAPES)] for index in range(len(names))]
-    points: alt.Chart = base.mark_point(size=size, strokeWidth=1.8, filled=False, opacity=1).encode(
+    points: alt.Chart = base.mark_point(
+        size=size, strokeWidth=1.8, filled=filled, opacity=1
+    ).encode(
         shape=alt.Shape(
             f"{series}:N", scale=alt.Scale(domain=list(names), range=shapes), title=None
         )

@@ -12,7 +12,10 @@ from ghostbatch.train import Record
 
 FIELDS = ("column", "split", "run", "update", "epoch", "share", "marker")
 MARKERS = 8
-"""Marked points of a curve."""
+"""Marked points of a curve, at equal steps of log time."""
+
+EVENLY = 12
+"""The same at equal steps of time."""
 
 VALUES = ("error", "distance")
 
@@ -51,7 +54,7 @@ def curves_of(groups: list[Group]) -> Data:
                     data[name] += [text] * len(first)
                 data["update"] += times
                 data["epoch"] += rounded(record.epoch for record in first)
-                data["marker"] += _marked(times, place / len(groups))
+                data["marker"] += _marked(times, updates, place / len(groups))
                 data["share"] += rounded(100 * update / updates for update in times)
                 for name in VALUES:
                     _add_values(data, name, curve.values(name))
@@ -67,15 +70,18 @@ def add_lines(data: Data, split: str, lines: dict[str, tuple[list[float], list[f
             data[name] += given.get(name, [None] * len(updates))
 
 
-def _marked(times: list[int], shift: float) -> list[bool]:
-    """Return which points of a curve to mark: at equal steps of log time, ``shift`` steps late.
+def _marked(times: list[int], updates: int, shift: float) -> list[int]:
+    """Return which points of a curve to mark, ``shift`` steps late.
 
-    Columns have other shifts, so that markers of curves that coincide lie side by side.
+    1 is at equal steps of log time, 2 at equal steps of time, and 3 at both. Columns have other
+    shifts, so that markers of curves that coincide lie side by side.
     """
     if not times:
         return []
-    steps = np.floor(MARKERS * np.log(times) / max(np.log(times[-1]), 1e-9) - shift)
-    return (np.diff(steps, prepend=steps[0]) > 0).tolist()  # type: ignore[no-any-return]
+    log_steps = MARKERS * np.log(times) / max(np.log(times[-1]), 1e-9)
+    steps = np.floor([log_steps - shift, EVENLY * np.array(times) / updates - shift])
+    changed = np.diff(steps, prepend=steps[:, :1]) > 0
+    return (changed[0] + 2 * changed[1]).tolist()  # type: ignore[no-any-return]
 
 
 def _add_values(data: Data, name: str, values: np.ndarray) -> None:

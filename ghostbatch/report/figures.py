@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 
 from ghostbatch.errors import check_choice
-from ghostbatch.report.charts import Plot, axis, layered, markers, rounded
+from ghostbatch.report.charts import Plot, axis, layered, markers, rounded, ticks
 from ghostbatch.report.curves import add_lines, curves_of
 from ghostbatch.report.drawing import Data
 from ghostbatch.report.grid import Grid
@@ -19,8 +19,7 @@ from ghostbatch.report.longer import accuracy_by_distance, gain_at_drop
 from ghostbatch.report.runs import Group, Results
 from ghostbatch.study import Row
 
-LABELS = (0.5, 1, 2, 5, 10, 20, 50, 100)
-FLOOR = LABELS[0]
+FLOOR = 0.5
 """Lower end of a logarithmic error axis, in percent; smaller errors would squash the others."""
 
 WHO = (("column", "column", ""), ("run", "run", ""), ("split", "split", ""))
@@ -28,7 +27,8 @@ WHEN = (("update", "update", ",d"), ("epoch", "epoch", ".4~g"))
 VALIDATED = "datum.split == 'validation'"
 FITTED = "datum.split == 'fit'"
 TRAINED = "datum.split == 'train'"
-ZOOMED = "datum.split == 'validation' && datum.share > 200 / 3"
+LATE = 200 / 3
+ZOOMED = f"datum.split == 'validation' && datum.share >= {LATE}"
 
 
 def row_figures(results: Results) -> list[Plot]:
@@ -49,7 +49,7 @@ def row_figures(results: Results) -> list[Plot]:
 
 def _errors(groups: list[Group], data: Data, unit: str) -> Plot:
     lowest = max(FLOOR, min(filter(None, data["error"]), default=FLOOR))
-    low = max(label for label in LABELS if label <= lowest)
+    low = ticks(FLOOR, lowest)[-1]
     caption = (
         f"Error against {unit}s. Solid lines are the validation error: the mean over seeds, with a "
         "band of one standard deviation. Dotted lines are the error on the training batches. "
@@ -61,8 +61,7 @@ def _errors(groups: list[Group], data: Data, unit: str) -> Plot:
 
 @cache
 def _error_chart(names: tuple[str, ...], unit: str, low: float) -> dict[str, Any]:
-    labels = [label for label in LABELS if label >= low]
-    y = axis("error", "error %", log=True, low=low, values=labels)
+    y = axis("error", "error %", log=True, low=low, values=ticks(low, 100))
 
     def layers(base: alt.Chart) -> list[alt.Chart]:
         lines, points = _lines(base, names)
@@ -84,10 +83,12 @@ def _zoomed(groups: list[Group], data: Data) -> Plot:
 
 @cache
 def _zoomed_chart(names: tuple[str, ...]) -> dict[str, Any]:
-    x, y = axis("share", "part of the training done, %"), axis("error", "validation error %")
+    x = axis("share", "part of the training done, %", low=LATE, high=100)
+    y = axis("error", "validation error %")
 
     def layers(base: alt.Chart) -> list[alt.Chart]:
-        return [part.transform_filter(ZOOMED) for part in (_band(base, y), *_lines(base, names))]
+        drawn = (_band(base, y), *_lines(base, names, mark=2))
+        return [part.transform_filter(ZOOMED) for part in drawn]
 
     tooltip = [*WHO, *WHEN, ("error", "error %", ".2f"), *_ends("error")]
     return layered("column", names, x, y, tooltip, layers, mouse=ZOOMED)
@@ -149,12 +150,12 @@ _DASHES = alt.StrokeDash(
 )
 
 
-def _lines(base: alt.Chart, names: Sequence[str]) -> list[alt.Chart]:
-    """Return the curves, and a few markers on each; the curves of unfinished runs are thin."""
+def _lines(base: alt.Chart, names: Sequence[str], mark: int = 1) -> list[alt.Chart]:
+    """Return the curves, and a few markers on each, those of ``mark``; open runs are thin."""
     unfinished = "test(/not finished|diverged/, datum.run)"
     width = alt.condition(unfinished, alt.value(1), alt.value(2))
     lines: alt.Chart = base.mark_line(strokeJoin="round").encode(detail="run:N", strokeWidth=width)
-    return [lines, markers(base, "column", names).transform_filter("datum.marker")]
+    return [lines, markers(base, "column", names).transform_filter(f"datum.marker & {mark}")]
 
 
 def _band(base: alt.Chart, y: dict[str, Any]) -> alt.Chart:

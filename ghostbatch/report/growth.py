@@ -29,7 +29,7 @@ class Growth:
     exponents: tuple[float, ...]
     """p of each seed."""
     mean: DiffusionFit
-    """The fit of the mean over seeds; its intervals are of few resamples."""
+    """The fit of the mean over seeds, without intervals."""
 
     @property
     def slope(self) -> str:
@@ -56,7 +56,7 @@ def fit_growth(groups: list[Group]) -> list[Growth]:
             return []
         distances = [[seed[update] for update in t] for seed in seeds]
         slopes, exponents = zip(*(slope_and_exponent(t, d) for d in distances), strict=True)
-        mean = fit_diffusion(t, np.mean(distances, 0).tolist(), resamples=99)
+        mean = fit_diffusion(t, np.mean(distances, 0).tolist(), resamples=0)
         fits.append(Growth(group.column, (t[0], t[-1]), slopes, exponents, mean))
     return fits
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ghostbatch.diagnostics import RandomPotential, fit_diffusion
 from ghostbatch.errors import InputError
-from ghostbatch.report.charts import OTHERS, Plot, axis, declared, layered, markers, rounded
+from ghostbatch.report.charts import OTHERS, Plot, axis, declared, layered, markers, rounded, ticks
 from ghostbatch.report.drawing import NAME, Data
 from ghostbatch.report.grid import Grid
 from ghostbatch.report.runs import Results
@@ -70,10 +70,11 @@ def _walk(found: dict[str, Any], _: Study) -> list[Plot]:
     def layers(base: alt.Chart) -> list[alt.Chart]:
         ends = base.encode(y=alt.Y(**{**y, "shorthand": "low:Q"}), y2="high:Q")
         fitted = base.encode(y=alt.Y(**{**y, "shorthand": "fit:Q"}))
+        dashed = fitted.mark_line(strokeDash=[5, 4], strokeWidth=1.4, stroke="currentColor")
         return [
-            fitted.mark_line(strokeWidth=1.5).transform_filter("datum.fit > 0"),
             ends.mark_rule().transform_filter("datum.low > 0"),
             markers(base, "line", list(found), 25).transform_filter("datum.distance > 0"),
+            dashed.encode(detail="line:N").transform_filter("datum.fit > 0"),
         ]
 
     tooltip = [("line", "line", ""), ("step", "step", ",d"), ("distance", "distance", ".4~g")]
@@ -85,8 +86,8 @@ def _walk(found: dict[str, Any], _: Study) -> list[Plot]:
     caption = (
         "Distance of a thousand walkers on a Brownian potential, where theory predicts (ln t)^2, "
         "and of a thousand on a flat line, where it predicts sqrt t. Bars are standard errors. "
-        "Lines are fits from step 10 on: d = a + b (ln t)^p, or d = a + b sqrt t if AIC prefers "
-        "sqrt t to ln t."
+        "Dashed lines are fits from step 10 on: d = a + b (ln t)^p, or d = a + b sqrt t if AIC "
+        "prefers sqrt t to ln t."
     )
     table = Grid(("", "exponent p", "95 % interval", "law"), lines)
     return [Plot("walk", "Walkers on a rough and on a flat line", caption, chart, data, table)]
@@ -96,7 +97,7 @@ def _separable(found: dict[str, Any], _: Study) -> list[Plot]:
     draws = found.get("draws") or [{**found, "length": float(np.linalg.norm(found["vector"]))}]
     names = [f"draw {index}" for index in range(len(draws))]
     data: Data = {name: [] for name in ("draw", "time", "log_time", "length", "product")}
-    lines = []
+    lines, ends = [], []
     for name, draw in zip(names, draws, strict=True):
         t, gaps = np.array(draw["times"]), np.array(draw["gaps"])
         lengths = np.array(draw["distances"]) / draw["length"]
@@ -107,14 +108,15 @@ def _separable(found: dict[str, Any], _: Study) -> list[Plot]:
         data["product"] += rounded(gaps * np.log(t))
         limit = f"{draw['limit']:.4f}" if "limit" in draw else "–"
         left = f"{t[-1] ** -draw['slack']:.0e}" if "slack" in draw else "–"
-        ends = (gaps[-1] * np.log(t[-1]), gaps[-1] * lengths[-1])
-        lines.append((name, limit, *(f"{end:.4f}" for end in ends), left))
+        products = (gaps[-1] * np.log(t[-1]), gaps[-1] * lengths[-1])
+        lines.append((name, limit, *(f"{product:.4f}" for product in products), left))
+        ends.append(products[0])
     plots = []
     for field, x, y, title, caption in (
         (
             "length",
             axis("time", "time", log=True),
-            "length of w over that of the hard-margin vector",
+            axis("length", "length of w over the hard margin's", low=0),
             "Logistic regression on separable data moves as log t",
             f"Length of the weight vector w(t) of logistic regression on {len(draws)} draws of "
             "separable data, over the length of the hard-margin vector. Theory lets every draw "
@@ -122,14 +124,15 @@ def _separable(found: dict[str, Any], _: Study) -> list[Plot]:
         ),
         (
             "product",
-            axis("log_time", "ln t"),
-            "gap of the margin times ln t",
+            axis("log_time", "ln t", low=0),
+            axis("product", "gap of the margin times ln t", low=0, high=2 * max(ends)),
             "The gap of the margin shrinks as 1 / log t",
             "Gap between the margin of w(t) and the largest possible one, times ln t, for "
-            f"{len(draws)} draws of the data. The table has for each draw the limit in closed "
-            "form, (H(p) - ln(1 / p_max)) / |w_hat| with p the normalised dual weights of the "
-            "support vectors; gap x ln t and gap x |w| / |w_hat| at the end, which have this "
-            "limit; and t^-s, the weight left of the sample nearest to being a support vector.",
+            f"{len(draws)} draws of the data; larger values are drawn at the top. The table has "
+            "for each draw the limit in closed form, (H(p) - ln(1 / p_max)) / |w_hat| with p the "
+            "normalised dual weights of the support vectors; gap x ln t and gap x |w| / |w_hat| at "
+            "the end, which have this limit; and t^-s, the weight left of the sample nearest to "
+            "being a support vector.",
         ),
     ):
         tooltip = [("draw", "draw", ""), ("log_time", "ln t", ".4~g"), (field, field, ".5~g")]
@@ -137,7 +140,7 @@ def _separable(found: dict[str, Any], _: Study) -> list[Plot]:
         def layers(base: alt.Chart) -> list[alt.Chart]:
             return [base.mark_line(strokeWidth=1.8)]
 
-        chart = layered("draw", names, x, axis(field, y), tooltip, layers)
+        chart = layered("draw", names, x, y, tooltip, layers)
         headers = ("", "limit", "gap x ln t", "gap x |w| / |w_hat|", "t^-s")
         table = Grid(headers, lines) if field == "product" else None
         name = {"length": "separable-distance", "product": "separable-gap"}[field]
@@ -154,9 +157,13 @@ def _potential(found: dict[str, Any], _: Study) -> list[Plot]:
         data["distance"] += rounded(bins.distances)
         data["rms"] += rounded(bins.rms)
     names = [f"{count} bins" for count in BINS]
-    y = axis("rms", "deviation of the loss (rms)", log=True)
+    x, y = (
+        axis(field, title, log=True, values=ticks(min(drawn), max(drawn)))
+        for field, title in (("distance", "distance"), ("rms", "deviation of the loss (rms)"))
+        for drawn in [[value for value in data[field] if value > 0] or [1.0]]
+    )
     base = alt.Chart().encode(
-        x=alt.X(**axis("distance", "distance", log=True)),
+        x=alt.X(**x),
         y=alt.Y(**y),
         tooltip=[
             alt.Tooltip("distance:Q", format=".4~g"),

@@ -31,17 +31,20 @@ def accuracy_by_distance(groups: list[Group], _curves: Data) -> Plot | None:
         ends += accuracies
         _add_points(data, group, distances, accuracies)
 
+    names = [group.column for group in groups]
+
     def layers(base: alt.Chart) -> list[alt.Chart]:
         means = base.transform_filter("datum.distance_low != null").mark_rule(strokeWidth=1.5)
         return [
             means.encode(x="distance_low:Q", x2="distance_high:Q"),
             means.encode(y="accuracy_low:Q", y2="accuracy_high:Q"),
-            markers(base, "column", [group.column for group in groups]),
+            markers(base, "column", names, 45).transform_filter("datum.distance_low == null"),
+            markers(base, "column", names, 90, True).transform_filter("datum.distance_low != null"),
         ]
 
     chart = layered(
         "column",
-        [group.column for group in groups],
+        names,
         axis("distance", "distance from the initial weights at the end"),
         axis("accuracy", "accuracy % at the end"),
         [*WHO, ("distance", "distance", ".4~g"), ("accuracy", "accuracy %", ".2f")],
@@ -50,7 +53,8 @@ def accuracy_by_distance(groups: list[Group], _curves: Data) -> Plot | None:
     caption = (
         "Accuracy at the end against the distance of the weights from their initial values. The "
         "columns differ in the length of the first phase, at the high learning rate; the later "
-        "phases are the same. Each seed is a point; lines are means ± one standard deviation."
+        "phases are the same. Hollow points are seeds; filled ones are means, with lines of ± one "
+        "standard deviation."
     )
     return Plot(
         *("accuracy-by-distance", "Train longer", caption, chart, data),
@@ -126,7 +130,7 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
     chart = layered(
         "when",
         [BEFORE, AFTER],
-        axis("length", "updates of the first phase", log=True),
+        axis("length", "updates of the first phase", log=True, values=sorted({*data["length"]})),
         axis("accuracy", "validation accuracy %"),
         [
             *WHO,

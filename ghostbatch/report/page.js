@@ -24,7 +24,7 @@ function makeLinear(spec, axis) {
   onAxis(spec, axis, (encoding) => {
     if (!encoding.scale || encoding.scale.type !== "log") return;
     encoding.scale = { type: "linear", zero: true };
-    if (encoding.axis) delete encoding.axis.values;
+    for (const part of ["values", "gridOpacity"]) if (encoding.axis) delete encoding.axis[part];
   });
 }
 
@@ -37,7 +37,7 @@ function fit(spec, width) {
   } else {
     Object.assign(spec, { width, autosize: { type: "fit-x", contains: "padding" } });
   }
-  spec.config.legend.columns = Math.max(1, Math.floor(width / 105));
+  Object.assign(spec.config.legend, { columns: Math.max(1, Math.floor(width / 105)), labelLimit: width - 100 });
 }
 
 function save(name, content, type) {

@@ -172,7 +172,10 @@ def _parse_intact(texts: list[bytes]) -> list[Record] | None:
             return None
     if len(every) != len(texts) or {fields["split"] for fields in every} - set(get_args(Split)):
         return None
-    return [Record(**fields) for fields in every]
+    records = [object.__new__(Record) for _ in every]
+    for record, fields in zip(records, every, strict=True):  # as Record(**fields), in a fifth
+        object.__setattr__(record, "__dict__", fields)
+    return records
 
 
 NAMES = tuple(Record.__dataclass_fields__)

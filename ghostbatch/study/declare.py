@@ -112,6 +112,11 @@ class Study:
                     cells.append(Cell(name, column, _plan(recipe, samples, f"{name} {column}")))
         return sorted(cells, key=lambda cell: (cell.recipe.hold == "distance", -cell.cost))
 
+    def instruments_of(self, cells: Sequence[Cell]) -> list[Instrument]:
+        """Return the instruments without a recipe, and those whose recipe is that of a cell."""
+        recipes = [None, *(cell.recipe for cell in cells)]
+        return [each for each in self.instruments if each.recipe in recipes]
+
 
 def _plan(recipe: Recipe, samples: int, cell: str) -> Plan:
     """Return the plan of a cell; if there is none, the error names the cell."""

@@ -24,7 +24,7 @@ def plan(run, monkeypatch):
     monkeypatch.setattr(command, "print_report", lambda *_: None)
 
     def ask(words):
-        code, _, err = run("study", *words.split())
+        code, _, err = run("study", *(word.replace("by-d", "by d") for word in words.split()))
         assert code == 0, err
         return seen.pop()
 
@@ -61,6 +61,29 @@ def test_rows_and_columns_select_cells(plan):
     cells, _, study = plan("table1 --rows c1-cifar10,f1-mnist --columns SB,+RA --seeds 0")
     assert cells == ["c1-cifar10 +RA", "c1-cifar10 SB", "f1-mnist +RA", "f1-mnist SB"]
     assert len(study.rows) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "measured"),
+    [
+        ("diffusion", ["potential"]),
+        ("diffusion --holdout 500 --scale 0.5", ["potential"]),
+        ("diffusion --rows before", []),
+        ("diffusion --rows by-distance", ["potential"]),
+        ("diffusion --rows by-distance --columns SB", ["potential"]),
+        ("diffusion --rows by-distance --columns +RA", []),
+        ("diffusion --rows by-distance --seeds 1,2", []),
+        ("figure-b", ["potential"]),
+        ("walk", ["walk"]),
+    ],
+)
+def test_an_instrument_is_measured_only_with_the_run_that_has_its_recipe(
+    plan, monkeypatch, words, measured
+):
+    names = []
+    monkeypatch.setattr(command, "measure", lambda instrument, *_: names.append(instrument.name))
+    plan(words)
+    assert names == measured
 
 
 def test_rows_on_other_data_are_called_after_these(plan):

@@ -1,7 +1,7 @@
 """The diffusion fit on simulated curves, against numpy's fit and Monte Carlo."""
 
 import tracemalloc
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from math import inf, nan
 
 import numpy as np
@@ -194,6 +194,14 @@ def test_the_verdict_is_one_line_that_says_which_law_holds(d, words):
 def test_the_order_of_the_points_does_not_change_the_fit():
     d, order = curve(noise=0.1), np.random.default_rng(0).permutation(len(T))
     assert fit_diffusion(T[order], d[order]) == fit_diffusion(T, d)
+
+
+def test_without_resamples_only_the_intervals_are_missing():
+    fit, full = (fit_diffusion(T, curve(noise=0.1), resamples=count) for count in (0, 99))
+    assert fit.slope_interval == fit.intercept_interval == (-inf, inf)
+    assert fit.exponent_interval == fit.alpha_interval == (0, inf)
+    intervals = {name: value for name, value in vars(full).items() if name.endswith("_interval")}
+    assert replace(fit, **intervals) == full
 
 
 def test_a_level_above_one_is_refused():

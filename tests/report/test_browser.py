@@ -148,6 +148,20 @@ def brightness(colour):
     return sum(int(part) for part in colour.strip("rgb()").split(",")) / 3
 
 
+def test_a_print_is_black_on_white_even_in_dark_mode_and_has_nothing_to_click(browser, page):
+    browser.open(page, dark=True)
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.send("Emulation.setEmulatedMedia", media="print", features=dark)
+    colour = "getComputedStyle(document.querySelector('{}')).{}"
+    text = colour.format("#distance .role-axis-label text", "fill")
+    assert brightness(browser.evaluate(text)) == 0
+    assert brightness(browser.evaluate(colour.format("body", "backgroundColor"))) == 255
+    shown = "[...document.querySelectorAll('{}')].filter(e => e.offsetParent).length"
+    assert browser.evaluate(shown.format("button, summary, .tip")) == 0
+    assert browser.evaluate(shown.format("td")) > 10
+    browser.send("Emulation.setEmulatedMedia", media="")
+
+
 def test_a_phone_needs_no_horizontal_scrolling(browser, page):
     browser.open(page, width=390, height=844)
     assert browser.evaluate("document.documentElement.scrollWidth") <= 390

@@ -52,7 +52,7 @@ def run(recipe, seed, ended):
 @pytest.fixture
 def results():
     """SB of two seeds; LB of one, diverged once; +LR not begun."""
-    small, provisional = find_recipe("f1-digits"), find_recipe("c1-cifar10")
+    small, provisional = find_recipe("f1-digits"), find_recipe("vgg-cifar10")
     groups = [
         Group("SB", [run(small, 0, summary(90.0)), run(small, 1, summary(91.0))]),
         Group("LB", [run(small, 0, summary(85.0)), run(small, 1, summary(10.0, "diverged"))]),

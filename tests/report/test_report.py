@@ -1,8 +1,10 @@
 """A report shows what a folder of runs holds, and needs nothing else."""
 
 import csv
+import io
 import json
 import os
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
@@ -11,6 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from finished_runs import write_study_folder
 from rich.console import Console
 
 from ghostbatch import Recipe, Regime, train
@@ -159,7 +162,8 @@ def test_study_json_decides_rows_columns_seeds_and_their_order(folder, declared)
     page, (table,) = write_report(folder)
     assert [(line[0], line[3]) for line in table.lines] == [("+GBN", "1"), ("SB", "1")]
     assert table.notes == [RECALIBRATED]
-    assert ["LB", "–", "0", *["–"] * 6, "missing: seed 0"] in Page(page.read_text()).rows
+    rows = Page(page.read_text()).rows
+    assert rows[rows.index(["LB", "–", "0", *["–"] * 6]) + 1] == ["missing: seed 0"]
 
 
 def test_study_json_decides_the_figures_and_notes(folder, declared):
@@ -264,6 +268,32 @@ def test_the_thin_curves_of_a_long_run_are_those_of_its_records(tmp_path):
     for split, t, distance in drawn:
         assert split in ("train", "validation")
         assert distance == pytest.approx(1.3 * log(t) + 0.01 * cos(t * t), rel=1e-4, abs=1e-6)
+
+
+def test_a_report_reads_each_file_of_a_run_once(tmp_path, monkeypatch):
+    write_study_folder(replace(find_study("quick"), seeds=(0, 1)), tmp_path / "study")
+    opened = Counter()
+
+    def count(path, *args, whole=io.open, **kwargs):
+        opened[str(path)] += 1
+        return whole(path, *args, **kwargs)
+
+    monkeypatch.setattr("io.open", count)  # which pathlib calls
+    write_report(tmp_path / "study")
+    names = ("run.json", "metrics.jsonl", "summary.json")
+    files = [str(path) for path in tmp_path.rglob("*.json*") if path.name in names]
+    assert len(files) == 30
+    assert {opened[path] for path in files} == {1}
+
+
+def test_each_curve_has_some_markers_at_steps_of_log_time_and_at_equal_steps(tmp_path):
+    write_study_folder(replace(find_study("quick"), seeds=(0,)), tmp_path)
+    data = curves_of(read_results(tmp_path).rows["f1-digits"])
+    for column in ("SB", "LB", "+LR", "+GBN", "+RA"):
+        rows = zip(data["column"], data["split"], data["share"], data["marker"], strict=True)
+        shares = [(s, m) for each, split, s, m in rows if (each, split) == (column, "validation")]
+        assert 6 <= sum(mark & 1 for _, mark in shares) <= 8
+        assert 2 <= sum(mark & 2 == 2 for share, mark in shares if share > 200 / 3) <= 5
 
 
 def test_unfinished_runs_are_curves_of_their_own_beside_the_mean_of_the_others(folder):
