@@ -1,19 +1,22 @@
 """Images per second of whole updates, against what a PyTorch user would write.
 
     python benchmarks/train_step.py
-    python benchmarks/train_step.py --cases resnet44:4096,resnet44:128 --json FILE
+    python benchmarks/train_step.py --cases resnet44:4096,resnet44:128,resnet44:128x8 --json FILE
 
 Ours are the updates of `ghostbatch.train`: gather the batch, forward, backward, clip, step,
 metrics; on a GPU also crop and flip. Batches above 128 have ghosts of 128, others plain batch norm.
 The peer has plain batch norm, the same network, clipping and SGD. On a GPU it has bf16 autocast,
-channels_last, fused SGD, torch.compile and one CUDA graph; on a CPU it is an eager loop in fp32.
-Its batch lies ready. The last column is the peer's time over ours, of the same run.
+channels_last, fused SGD, torch.compile and one CUDA graph, and its batch lies ready; on a CPU it is
+an eager loop in fp32 that gathers each batch from normalised images. The last column is the peer's
+time over ours, of the same run. "128x8" are eight runs side by side, in threads that take turns as
+in `ghostbatch.train`, against one peer; their time is that of an update of each.
 """
 
 import argparse
 import gc
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -26,6 +29,7 @@ from ghostbatch import Recipe, Regime
 from ghostbatch.data import load, open_feed
 from ghostbatch.nn import MODELS
 from ghostbatch.train.capture import choose_update
+from ghostbatch.train.device import LAUNCHES, READ_EVERY
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
 from ghostbatch.train.state import State, image_format, use_gpu_layers
@@ -35,7 +39,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
 SAMPLES = 50_000 if ON_GPU else 4096
 LARGE = "resnet44:4096,wresnet16-4:4096,vgg:4096,c1:4096,c3:4096"
-SMALL = "f1:128,resnet44:128,wresnet16-4:128,vgg:128,c1:128"
+SMALL = "f1:128,resnet44:128,resnet44:128x8,wresnet16-4:128,vgg:128,c1:128,c1:128x8"
 CASES = f"{LARGE},{SMALL}" if ON_GPU else "f1:128,f1:1024,c1:128,c1:512,resnet44:128,resnet44:512"
 
 
@@ -69,14 +73,19 @@ def peer_update(network: str, batch: int) -> Callable[[], Any]:
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=ON_GPU or None
     )
-    images = torch.randn(batch, 3, 32, 32, device=DEVICE).to(memory_format=layout)
-    labels = torch.randint(10, (batch,), device=DEVICE)
+    samples = batch if ON_GPU else SAMPLES
+    images = torch.randn(samples, 3, 32, 32, device=DEVICE).to(memory_format=layout)
+    labels = torch.randint(10, (samples,), device=DEVICE)
     called = torch.compile(model, dynamic=False) if ON_GPU else model
 
     def update() -> None:
         optimizer.zero_grad()
+        x, target = images, labels
+        if not ON_GPU:
+            chosen = torch.randint(samples, (batch,))
+            x, target = images[chosen], labels[chosen]
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU):
-            loss = F.cross_entropy(called(images), labels)
+            loss = F.cross_entropy(called(x), target)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
@@ -95,13 +104,53 @@ def peer_update(network: str, batch: int) -> Callable[[], Any]:
     return lambda: (graph.replay(), kept)
 
 
+class SideBySide:
+    """Updates of several runs, each in a thread with a CUDA stream of its own."""
+
+    def __init__(self, network: str, batch: int, runs: int) -> None:
+        self._pool = ThreadPoolExecutor(runs)
+        self._streams = [torch.cuda.Stream() for _ in range(runs)]
+        self.updates = [self._on_stream(k, network, batch) for k in range(runs)]
+        self.state = self.updates[0].state
+
+    def _on_stream(self, number: int, network: str, batch: int) -> Update:
+        with torch.cuda.stream(self._streams[number]):
+            return our_update(network, batch)
+
+    def run(self, count: int) -> None:
+        """Run so many updates of each, as `ghostbatch.train` does."""
+        list(self._pool.map(lambda number: self._run(number, count), range(len(self.updates))))
+
+    def _run(self, number: int, count: int) -> None:
+        every = READ_EVERY["cuda"]
+        with torch.cuda.stream(self._streams[number]):
+            for first in range(0, count, every):
+                with LAUNCHES:
+                    for _ in range(min(every, count - first)):
+                        self.updates[number]()
+                self.updates[number].state.monitor.read()
+
+    def __call__(self) -> None:
+        """Run one update of each."""
+        self.run(1)
+
+    def close(self) -> None:
+        """Free the graphs, and end the threads."""
+        for update in self.updates:
+            update.close()
+        self._pool.shutdown()
+
+
 def milliseconds(*updates: Callable[[], Any]) -> list[float]:
     """Return the median time of each update, over seven rounds of stretches of about 0.2 s."""
 
     def run(update: Callable[[], Any], count: int) -> float:
         start = perf_counter()
-        for _ in range(count):
-            update()
+        if isinstance(update, SideBySide):
+            update.run(count)
+        else:
+            for _ in range(count):
+                update()
         if ON_GPU:
             torch.cuda.synchronize()
         return 1e3 * (perf_counter() - start) / count
@@ -122,15 +171,20 @@ def profile(update: Callable[[], Any]) -> dict[str, list[float]]:
         for _ in range(3):
             update()
         torch.cuda.synchronize()
-    events = sorted(profiler.key_averages(), key=lambda e: -e.self_device_time_total)
-    return {e.key[:120]: [e.self_device_time_total / 3e3, e.count / 3] for e in events[:40]}
+    found: dict[str, list[float]] = {}
+    for event in sorted(profiler.key_averages(), key=lambda e: -e.self_device_time_total):
+        times = found.setdefault(event.key[:60], [0.0, 0.0])  # long names differ in their ends
+        times[0] += event.self_device_time_total / 3e3
+        times[1] += event.count / 3
+    return found
 
 
-def measure(network: str, batch: int, with_peer: bool) -> dict[str, Any]:
-    """Time our update and the peer's."""
-    found: dict[str, Any] = {"network": network, "batch": batch}
+def measure(network: str, batch: int, runs: int, with_peer: bool) -> dict[str, Any]:
+    """Time our update, or one of each of several runs, and the peer's."""
+    found: dict[str, Any] = {"network": network, "batch": batch, "runs": runs}
     began = perf_counter()
-    update = our_update(network, batch)
+    alone = runs == 1
+    update = our_update(network, batch) if alone else SideBySide(network, batch, runs)
     update()
     if ON_GPU:
         torch.cuda.synchronize()
@@ -140,12 +194,12 @@ def measure(network: str, batch: int, with_peer: bool) -> dict[str, Any]:
         peer = peer_update(network, batch)
         found["seconds to compile the peer"] = perf_counter() - began
         found["ms"], found["peer ms"] = milliseconds(update, peer)
-        found["x peer"] = found["peer ms"] / found["ms"]
+        found["x peer"] = runs * found["peer ms"] / found["ms"]
         del peer
     else:
         (found["ms"],) = milliseconds(update)
-    found["images/s"] = 1e3 * batch / found["ms"]
-    found["kernels"] = profile(update)
+    found["images/s"] = 1e3 * batch * runs / found["ms"]
+    found["kernels"] = profile(update) if alone else {}
     found["problem"] = update.state.monitor.read().problem
     update.close()
     del update
@@ -163,23 +217,25 @@ def _clear() -> None:
 def main() -> None:
     """Measure every case; print a table last."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cases", default=CASES, help="NETWORK:BATCH,...")
+    parser.add_argument("--cases", default=CASES, help="NETWORK:BATCH or NETWORK:BATCHxRUNS, ...")
     parser.add_argument("--no-peer", action="store_true", help="leave torch.compile out")
     parser.add_argument("--json", type=Path, help="write all figures here")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     results = []
     for case in options.cases.split(","):
-        network, _, batch = case.partition(":")
-        results.append(measure(network, int(batch), not options.no_peer))
+        network, _, sizes = case.partition(":")
+        batch, _, runs = sizes.partition("x")
+        results.append(measure(network, int(batch), int(runs or 1), not options.no_peer))
         if options.json:
             gpu = torch.cuda.get_device_name() if ON_GPU else None
             report = {"gpu": gpu, "torch": torch.__version__, "results": results}
             options.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{'network':<12} {'batch':>6} {'ms':>8} {'images/s':>10} {'peer ms':>8} {'x peer':>7}")
+    print("network       batch runs       ms   images/s  peer ms  x peer")
     for r in results:
         peer = f"{r['peer ms']:8.3f} {r['x peer']:7.2f}" if "x peer" in r else ""
-        print(f"{r['network']:<12} {r['batch']:>6} {r['ms']:8.3f} {r['images/s']:>10,.0f} {peer}")
+        ours = f"{r['runs']:>4} {r['ms']:8.3f} {r['images/s']:>10,.0f}"
+        print(f"{r['network']:<12} {r['batch']:>6} {ours} {peer}")
 
 
 if __name__ == "__main__":
