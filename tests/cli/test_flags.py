@@ -147,8 +147,8 @@ def test_help_without_a_name_shows_the_flags_and_the_names(run, command):
 def test_help_of_a_study_says_what_it_expects_and_costs(run):
     lines = [line.strip() for line in run("study", "quick", "--help")[1].splitlines()]
     assert "Command: ghostbatch study quick." in lines
-    assert any(line.startswith("Expected: SB 95.4,") for line in lines)
-    assert any(line.startswith("Cost: 2:37 minutes on two cores") for line in lines)
+    assert any(line.startswith("Expected: SB 95.8,") for line in lines)
+    assert any(line.startswith("Cost: 2:36 minutes on two cores") for line in lines)
     assert "Columns: SB, LB, +LR, +GBN, +RA." in lines
 
 
