@@ -154,6 +154,7 @@ class Recipe:
             check_decay("ema", self.ema)
         self._check_probabilities()
         self.optimizer.check(self.regime)
+        self.optimizer.scaled(self.batch, self.base_batch, self.lr_rule)  # refuses what it cannot
         self._check_rates()
 
     def _check_probabilities(self) -> None:
@@ -251,6 +252,12 @@ class Plan:
     held_batch: int | Fraction
     """The batch that converts epochs to updates: batch if epochs are held, `rate_batch` if the
     sum of the learning rates is, else base_batch."""
+
+    @property
+    def optimizer(self) -> OptimizerSpec:
+        """The optimizer with what depends on the batch, scaled as the rates are."""
+        recipe = self.recipe
+        return recipe.optimizer.scaled(recipe.batch, recipe.base_batch, recipe.lr_rule)
 
     @property
     def phases(self) -> tuple[int, ...]:
