@@ -3,14 +3,14 @@
 A spec has the name of the torch.optim class that it builds: `SGD`, `AdamW`. `LARS` and `LAMB` are
 optimizers of ours, so their specs are `LARSSpec` and `LAMBSpec`.
 
-To add an optimizer, write one more spec with its own ``kind``, and name it in `OptimizerSpec` and
-`OPTIMIZERS`.
+To add an optimizer, write one more spec with its own ``kind``, and name it in `OptimizerKind`,
+`OptimizerSpec` and `OPTIMIZERS`.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
@@ -19,6 +19,8 @@ from ghostbatch.optim.groups import Parameters
 from ghostbatch.optim.layerwise import LAMB, LARS, check_trust
 from ghostbatch.optim.regime import DEFAULT_MOMENTUM, Regime
 from ghostbatch.optim.scaling import Rule, check_betas, scale_adam
+
+OptimizerKind = Literal["sgd", "adamw", "lars", "lamb"]
 
 
 class Spec:
@@ -39,7 +41,7 @@ class Spec:
 class SGD(Spec):
     """SGD with the momentum and weight decay of the regime."""
 
-    kind: ClassVar[str] = "sgd"
+    kind: ClassVar[OptimizerKind] = "sgd"
     """The tag of this spec in ``run.json``."""
 
     nesterov: bool = False
@@ -71,7 +73,7 @@ class AdamW(Spec):
     default weight decay is meant for SGD; that of torch.optim.AdamW is 0.01. It is not scaled.
     """
 
-    kind: ClassVar[str] = "adamw"
+    kind: ClassVar[OptimizerKind] = "adamw"
     moments: ClassVar[int] = 2
 
     beta1: float = 0.9
@@ -114,7 +116,7 @@ class LARSSpec(Spec):
     Norms and biases are not scaled to their norms: their steps have the regime's rate as it is.
     """
 
-    kind: ClassVar[str] = "lars"
+    kind: ClassVar[OptimizerKind] = "lars"
     norm_options: ClassVar[Mapping[str, Any]] = MappingProxyType({"adapt": False})
 
     trust: float = 0.001
@@ -142,7 +144,7 @@ class LAMBSpec(Spec):
     Norms and biases are not scaled to their norms. Betas and eps are the same at every batch.
     """
 
-    kind: ClassVar[str] = "lamb"
+    kind: ClassVar[OptimizerKind] = "lamb"
     moments: ClassVar[int] = 2
     norm_options: ClassVar[Mapping[str, Any]] = MappingProxyType({"adapt": False})
 
@@ -171,7 +173,7 @@ class LAMBSpec(Spec):
         )
 
 
-def _check_no_momentum(kind: str, regime: Regime) -> None:
+def _check_no_momentum(kind: OptimizerKind, regime: Regime) -> None:
     """Refuse a momentum that the regime was given, which Adam's kind would not use."""
     if regime.momentum != DEFAULT_MOMENTUM:
         problem = f"{regime.momentum} was given, and {kind} has betas in its place"
@@ -181,7 +183,7 @@ def _check_no_momentum(kind: str, regime: Regime) -> None:
 OptimizerSpec = SGD | AdamW | LARSSpec | LAMBSpec
 """The type of a recipe's optimizer: the union of all specs."""
 
-OPTIMIZERS: dict[str, type[OptimizerSpec]] = {
+OPTIMIZERS: dict[OptimizerKind, type[OptimizerSpec]] = {
     spec.kind: spec for spec in (SGD, AdamW, LARSSpec, LAMBSpec)
 }
 
@@ -198,6 +200,6 @@ def spec_from_dict(fields: dict[str, Any]) -> OptimizerSpec:
     SGD(nesterov=True)
     """
     options = dict(fields)
-    kind = options.pop("kind")
+    kind: OptimizerKind = options.pop("kind")
     check_choice("optimizer", kind, OPTIMIZERS)
     return OPTIMIZERS[kind](**options)
