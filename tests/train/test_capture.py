@@ -44,7 +44,7 @@ def run(kind, recipe, micro=None, updates=UPDATES, is_eager=False):
     saved = state.state_dict()
     found = {name: tensor.cpu() for name, tensor in saved["model"].items()}
     for number, buffers in saved["optimizer"]["state"].items():
-        found[f"momentum {number}"] = buffers["momentum_buffer"].cpu()
+        found |= {f"{name} {number}": kept.cpu() for name, kept in buffers.items()}
     for name, average in saved.get("average", {"sums": {}})["sums"].items():
         found[f"average of {name}"] = average.cpu()
     found["sums"] = torch.tensor(saved["tally"]["sums"])
