@@ -194,6 +194,16 @@ def test_steps_of_bf16_weights_are_counted_exactly_beyond_256_also_after_loading
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_is_loaded_to_the_device_of_the_weights(kind):
+    weight, elsewhere = (nn.Parameter(torch.ones(2, device=where)) for where in ("cpu", "meta"))
+    optimizer, other = (KINDS[kind]([each], lr=0.1) for each in (weight, elsewhere))
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    other.load_state_dict(optimizer.state_dict())
+    assert {kept.device.type for kept in other.state[elsewhere].values()} == {"meta"}
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "field"),
     [
