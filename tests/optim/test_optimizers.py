@@ -122,3 +122,13 @@ def test_a_step_where_found_inf_is_1_never_happened(spec):
             assert one.state[weight].keys() == other.state[right].keys()
             for name, kept in one.state[weight].items():
                 assert torch.equal(kept, other.state[right][name])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=[spec.kind for spec in SPECS])
+def test_an_optimizer_keeps_as_many_moments_as_its_spec_says(spec):
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = spec.build([weight], ADAM)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    kept = [each for each in optimizer.state[weight].values() if each.shape == weight.shape]
+    assert len(kept) == spec.moments
