@@ -254,12 +254,6 @@ class Plan:
     sum of the learning rates is, else base_batch."""
 
     @property
-    def optimizer(self) -> OptimizerSpec:
-        """The optimizer with what depends on the batch, scaled as the rates are."""
-        recipe = self.recipe
-        return recipe.optimizer.scaled(recipe.batch, recipe.base_batch, recipe.lr_rule)
-
-    @property
     def phases(self) -> tuple[int, ...]:
         """Updates of each phase of the regime; a drop ends a phase."""
         epochs = (0, *(drop[0] for drop in self.regime.drops), self.regime.epochs)

@@ -56,9 +56,10 @@ class State:
         if not recipe.decay_norms:
             options["weight_decay"] = 0.0
         parameters = norm_groups(self.model, **options) if options else self.model.parameters()
-        self.optimizer = plan.optimizer.build(parameters, plan.regime)
-        self.distance = WeightDistance(self.model)
         sizes = {"batch": recipe.batch, "base_batch": recipe.base_batch}
+        spec = recipe.optimizer.scaled(**sizes, rule=recipe.lr_rule)
+        self.optimizer = spec.build(parameters, plan.regime)
+        self.distance = WeightDistance(self.model)
         decay = recipe.ema
         self.average = None if decay is None else WeightAverage(self.model, decay, **sizes)
         self.scheduler = self._build_scheduler()
