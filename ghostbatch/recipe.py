@@ -155,6 +155,7 @@ class Recipe:
             check_decay("ema", self.ema)
         self._check_probabilities()
         self.optimizer.check(self.regime)
+        self.optimizer.scaled(self.batch, self.base_batch, self.lr_rule)  # refuses what it cannot
         self._check_rates()
 
     def _check_probabilities(self) -> None:

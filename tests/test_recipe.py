@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ghostbatch import Recipe, Regime
 from ghostbatch.errors import InputError
-from ghostbatch.optim import SGD
+from ghostbatch.optim import SGD, LAMBSpec
 
 REGIME = Regime(lr=0.1, epochs=200, drops=((81, 0.01), (122, 1e-3), (164, 1e-4)))
 SMALL = Recipe(model="f1", data="digits", batch=128, base_batch=128, regime=REGIME)
@@ -229,8 +229,9 @@ def test_with_held_distance_a_run_has_twice_the_updates_at_most_before_its_last_
         SMALL.large(4096, hold="distance", reference="runs/small"),
         SMALL.large(4096, hold="rate"),
         replace(SMALL, optimizer=SGD(nesterov=True)),
+        replace(SMALL, optimizer=LAMBSpec(beta2=0.99)),
     ],
-    ids=["plain", "with a reference", "with held rate", "with another optimizer"],
+    ids=["plain", "with a reference", "with held rate", "with Nesterov", "with LAMB"],
 )
 def test_a_recipe_survives_json(recipe):
     assert Recipe.from_dict(json.loads(json.dumps(recipe.as_dict()))) == recipe

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ def folder_of(name: str, base: Recipe, recipe: Recipe) -> Path:
     64 and a learning rate of 0.2. The same command has the same folder, so that it continues.
     """
     before, after = _flat(base.as_dict()), _flat(recipe.as_dict())
+    if recipe.optimizer.kind != base.optimizer.kind:  # options at their defaults are no changes
+        before |= _flat(asdict(type(recipe.optimizer)()), "optimizer.")
     changes = {field: value for field, value in after.items() if before.get(field) != value}
     return RUNS / _join([name, *map(_label, changes.items())], changes)
 
@@ -65,7 +68,7 @@ def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _label(change: tuple[str, Any]) -> str:
     """Return a changed field and its value as part of a name: batch-64, no-augment, ghost-none."""
     field, value = change
-    name = field.rpartition(".")[2].replace("_", "-")
+    name = field.removesuffix(".kind").rpartition(".")[2].replace("_", "-")
     if isinstance(value, bool):
         return name if value else f"no-{name}"
     if isinstance(value, list):

@@ -67,6 +67,7 @@ def parse(
                 prog=f"ghostbatch {command}",
                 description=about,
                 registry=REGISTRY,
+                config=(tyro.conf.AvoidSubcommands,),  # an optimizer's options are flags
                 **extra,
             )
     except SystemExit as stop:

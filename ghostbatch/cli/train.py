@@ -1,7 +1,8 @@
 """``ghostbatch train``: one run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from ghostbatch.cli.flags import cores, parse, print_help, take_name
 from ghostbatch.cli.words import Words, sort_words
 from ghostbatch.data import BAD_IMAGE_LIMIT, OnBadImage, find_info, is_folder
 from ghostbatch.errors import InputError
+from ghostbatch.optim import OPTIMIZERS, OptimizerKind
 from ghostbatch.recipe import Recipe
 from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.table import show_rates
@@ -83,6 +85,8 @@ class TrainOptions:
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     run: Annotated[RunOptions, tyro.conf.arg(name="")]
+    optimizer: OptimizerKind
+    """Which optimizer; --help together with it shows its options."""
     dry_run: bool = False
     """Print the recipe, its updates, and estimates of memory and time; run nothing."""
     tensorboard: bool = False
@@ -144,7 +148,7 @@ def _read(argv: Sequence[str]) -> tuple[TrainOptions, Path, str]:
         return _read_repeat(words)
     name = take_name(words, "recipe", RECIPES)
     recipe = find_recipe(name or "f1-digits")
-    default = TrainOptions(recipe=recipe, run=RunOptions())
+    default = _defaults(recipe, RunOptions(), words)
     does = TrainOptions.__doc__
     if name is None:
         more = "The defaults below are those of f1-digits; name another recipe to see its own."
@@ -152,6 +156,24 @@ def _read(argv: Sequence[str]) -> tuple[TrainOptions, Path, str]:
     about = about_one(does, name, RECIPES)
     options = parse(TrainOptions, words.flags, f"train {name}", default, about)
     return options, options.run.out or folder_of(name, recipe, options.recipe), name
+
+
+def _defaults(recipe: Recipe, run: RunOptions, words: Words) -> TrainOptions:
+    """Return the values of flags that are not given, with the optimizer that --optimizer names.
+
+    Refuse an option of another optimizer.
+    """
+    kind: Any = words.values.get("optimizer", recipe.optimizer.kind)
+    if kind != recipe.optimizer.kind and kind in OPTIMIZERS:  # any word may stand beside --help
+        recipe = copy(recipe)
+        # Other flags may be needed for this optimizer, so only the parser makes the checks.
+        object.__setattr__(recipe, "optimizer", OPTIMIZERS[kind]())
+    own = [f"optimizer.{each.name}" for each in fields(recipe.optimizer)]
+    for flag in (*words.values, *words.switches):
+        if flag.startswith("optimizer.") and flag not in own and not words.help:
+            remedy = f"use {' or '.join(f'--{each}' for each in own)}, or set --optimizer"
+            raise InputError(flag, f"{kind} has no such option", remedy)
+    return TrainOptions(recipe=recipe, run=run, optimizer=recipe.optimizer.kind)
 
 
 def _read_repeat(words: Words) -> tuple[TrainOptions, Path, str]:
@@ -177,7 +199,7 @@ def _read_repeat(words: Words) -> tuple[TrainOptions, Path, str]:
         evaluations=header.get("evaluations", RunOptions.evaluations),
         micro=None if micro == recipe.batch else micro,
     )
-    options = parse(TrainOptions, words.flags, "train", TrainOptions(recipe=recipe, run=run))
+    options = parse(TrainOptions, words.flags, "train", _defaults(recipe, run, words))
     out = options.run.out or folder_of_repeat(folder, recipe, options.recipe)
     return options, out, f"that of {folder}"
 

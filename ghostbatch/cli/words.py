@@ -61,15 +61,19 @@ def sort_words(kind: type, argv: Sequence[str], command: str) -> Words:
 
 
 def field_types(kind: type, prefix: str = "") -> dict[str, Any]:
-    """Return the type of each flag of a dataclass, by its name: "batch", "regime.lr"."""
+    """Return the type of each flag of a dataclass, by its name: "batch", "regime.lr".
+
+    If a field is one of several dataclasses, such as the optimizer, it has the flags of all.
+    """
     types: dict[str, Any] = {}
     hints = get_type_hints(kind, include_extras=True)
     for each in fields(kind):
         hint, *marks = _without_marks(hints[each.name])
         names = [mark.name for mark in marks if getattr(mark, "name", None) is not None]
         name = prefix + (names[0] if names else each.name.replace("_", "-"))
-        if is_dataclass(hint):
-            types |= field_types(hint, f"{name}." if name else "")  # type: ignore[arg-type]
+        if nested := [one for one in (hint, *get_args(hint)) if is_dataclass(one)]:
+            for one in nested:
+                types |= field_types(one, f"{name}." if name else "")  # type: ignore[arg-type]
         elif tyro.conf.Positional not in marks:
             types[name] = hint
     return types

@@ -1,4 +1,4 @@
-"""Parameter groups for an optimizer: norms and biases may go without weight decay."""
+"""Parameter groups for an optimizer: norms and biases may have options of their own."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,10 +10,9 @@ Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Return two groups for an optimizer; the second, norms and biases, has no weight decay.
+    """Return `norm_groups` in which norms and biases have no weight decay.
 
-    It holds the parameters of norm layers, those called bias, and every other one with fewer than
-    two dimensions, such as the scale of a layer. `RegimeScheduler` leaves it without weight decay.
+    `RegimeScheduler` leaves them without weight decay.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
@@ -21,13 +20,27 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     >>> [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
     [(1, 0.0001), (3, 0.0)]
     """
+    return norm_groups(model, weight_decay=0.0)
+
+
+def norm_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
+    """Return two groups for an optimizer; the second, norms and biases, has these options.
+
+    It holds the parameters of norm layers, those called bias, and every other one with fewer than
+    two dimensions, such as the scale of a layer.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> _, others = norm_groups(layer, adapt=False)
+    >>> others["params"][0] is layer.bias, others["adapt"]
+    (True, False)
+    """
     in_norms = norm_parameters(model)
     weights: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         is_other = parameter.ndim < 2 or is_bias(name) or id(parameter) in in_norms
         (others if is_other else weights).append(parameter)
-    return [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+    return [{"params": weights}, {"params": others, **options}]
 
 
 def norm_parameters(model: nn.Module) -> set[int]:

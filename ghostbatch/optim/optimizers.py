@@ -1,24 +1,47 @@
 """Optimizers as data: a frozen spec names a recipe's optimizer and builds it.
 
-To add an optimizer, write one more spec with its own ``kind``, and name it in `OptimizerSpec` and
-`OPTIMIZERS`.
+A spec has the name of the torch.optim class that it builds: `SGD`, `AdamW`. `LARS` and `LAMB` are
+optimizers of ours, so their specs are `LARSSpec` and `LAMBSpec`.
+
+To add an optimizer, write one more spec with its own ``kind``, and name it in `OptimizerKind`,
+`OptimizerSpec` and `OPTIMIZERS`.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.optim.groups import Parameters
-from ghostbatch.optim.regime import Regime
+from ghostbatch.optim.layerwise import LAMB, LARS, check_trust
+from ghostbatch.optim.regime import DEFAULT_MOMENTUM, Regime
+from ghostbatch.optim.scaling import Rule, check_betas, scale_adam
+
+OptimizerKind = Literal["sgd", "adamw", "lars", "lamb"]
+
+
+class Spec:
+    """What most specs have in common."""
+
+    moments: ClassVar[int] = 1
+    """Tensors of the size of the weights that the optimizer keeps."""
+
+    norm_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Options of the parameter group that holds norms and biases, see `norm_groups`."""
+
+    def scaled(self, batch: int, base_batch: int, rule: Rule) -> Self:  # noqa: ARG002
+        """Return the spec for a batch; of most optimizers only the regime's rate depends on it."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD:
+class SGD(Spec):
     """SGD with the momentum and weight decay of the regime."""
 
-    kind: ClassVar[str] = "sgd"
+    kind: ClassVar[OptimizerKind] = "sgd"
     """The tag of this spec in ``run.json``."""
 
     nesterov: bool = False
@@ -42,10 +65,127 @@ class SGD:
         )
 
 
-OptimizerSpec = SGD
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Spec):
+    """AdamW with the rate and weight decay of the regime, and betas in place of momentum.
+
+    Under the square-root rule, betas and eps follow the batch, too, by `scale_adam`. The regime's
+    default weight decay is meant for SGD; that of torch.optim.AdamW is 0.01. It is not scaled.
+    """
+
+    kind: ClassVar[OptimizerKind] = "adamw"
+    moments: ClassVar[int] = 2
+
+    beta1: float = 0.9
+    """Decay of the average of the gradient, at base_batch."""
+
+    beta2: float = 0.999
+    """Decay of the average of the squared gradient, at base_batch."""
+
+    eps: float = 1e-8
+    """Added to the root of that average, at base_batch."""
+
+    def check(self, regime: Regime) -> None:
+        """Refuse a regime that this optimizer cannot use."""
+        check_betas((self.beta1, self.beta2), self.eps, "optimizer.")
+        _check_no_momentum(self.kind, regime)
+
+    def scaled(self, batch: int, base_batch: int, rule: Rule) -> Self:
+        """Return the spec for another batch; refuse one for which the square-root rule fails."""
+        if rule != "sqrt":
+            return self
+        (beta1, beta2), eps = scale_adam((self.beta1, self.beta2), self.eps, batch, base_batch)
+        return replace(self, beta1=beta1, beta2=beta2, eps=eps)
+
+    def build(self, parameters: Parameters, regime: Regime) -> torch.optim.Optimizer:
+        """Return the optimizer of parameters or groups with the regime's initial rates."""
+        return torch.optim.AdamW(
+            parameters,
+            lr=regime.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=regime.weight_decay,
+            fused=True,  # as for SGD
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LARSSpec(Spec):
+    """`LARS` with the rate, momentum and weight decay of the regime.
+
+    Norms and biases are not scaled to their norms: their steps have the regime's rate as it is.
+    """
+
+    kind: ClassVar[OptimizerKind] = "lars"
+    norm_options: ClassVar[Mapping[str, Any]] = MappingProxyType({"adapt": False})
+
+    trust: float = 0.001
+    """Trust coefficient: the length of a step at a rate of 1, as a part of the weights' norm."""
+
+    def check(self, regime: Regime) -> None:  # noqa: ARG002
+        """Refuse options out of range; any regime will do."""
+        check_trust("optimizer.trust", self.trust)
+
+    def build(self, parameters: Parameters, regime: Regime) -> torch.optim.Optimizer:
+        """Return the optimizer of parameters or groups with the regime's initial rates."""
+        return LARS(
+            parameters,
+            lr=regime.lr,
+            momentum=regime.momentum,
+            weight_decay=regime.weight_decay,
+            trust=self.trust,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LAMBSpec(Spec):
+    """`LAMB` with the rate and weight decay of the regime, and betas in place of momentum.
+
+    Norms and biases are not scaled to their norms. Betas and eps are the same at every batch.
+    """
+
+    kind: ClassVar[OptimizerKind] = "lamb"
+    moments: ClassVar[int] = 2
+    norm_options: ClassVar[Mapping[str, Any]] = MappingProxyType({"adapt": False})
+
+    beta1: float = 0.9
+    """Decay of the average of the gradient."""
+
+    beta2: float = 0.999
+    """Decay of the average of the squared gradient."""
+
+    eps: float = 1e-6
+    """Added to the root of that average."""
+
+    def check(self, regime: Regime) -> None:
+        """Refuse a regime that this optimizer cannot use."""
+        check_betas((self.beta1, self.beta2), self.eps, "optimizer.")
+        _check_no_momentum(self.kind, regime)
+
+    def build(self, parameters: Parameters, regime: Regime) -> torch.optim.Optimizer:
+        """Return the optimizer of parameters or groups with the regime's initial rates."""
+        return LAMB(
+            parameters,
+            lr=regime.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=regime.weight_decay,
+        )
+
+
+def _check_no_momentum(kind: OptimizerKind, regime: Regime) -> None:
+    """Refuse a momentum that the regime was given, which Adam's kind would not use."""
+    if regime.momentum != DEFAULT_MOMENTUM:
+        problem = f"{regime.momentum} was given, and {kind} has betas in its place"
+        raise InputError("regime.momentum", problem, "leave it out, or set optimizer.beta1")
+
+
+OptimizerSpec = SGD | AdamW | LARSSpec | LAMBSpec
 """The type of a recipe's optimizer: the union of all specs."""
 
-OPTIMIZERS: dict[str, type[OptimizerSpec]] = {spec.kind: spec for spec in (SGD,)}
+OPTIMIZERS: dict[OptimizerKind, type[OptimizerSpec]] = {
+    spec.kind: spec for spec in (SGD, AdamW, LARSSpec, LAMBSpec)
+}
 
 
 def spec_to_dict(spec: OptimizerSpec) -> dict[str, Any]:
@@ -60,6 +200,6 @@ def spec_from_dict(fields: dict[str, Any]) -> OptimizerSpec:
     SGD(nesterov=True)
     """
     options = dict(fields)
-    kind = options.pop("kind")
+    kind: OptimizerKind = options.pop("kind")
     check_choice("optimizer", kind, OPTIMIZERS)
     return OPTIMIZERS[kind](**options)

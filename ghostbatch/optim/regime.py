@@ -54,7 +54,7 @@ class Regime:
     """Pairs (epoch, lr) or triples (epoch, lr, weight decay), in order of time."""
 
     momentum: float = DEFAULT_MOMENTUM
-    """Momentum of SGD, constant."""
+    """Momentum of SGD and LARS, constant."""
 
     weight_decay: float = DEFAULT_WEIGHT_DECAY
     """Weight decay at the start."""

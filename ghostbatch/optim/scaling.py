@@ -1,7 +1,7 @@
-"""How the learning rate, or gradient noise instead of it, follows the batch size; label noise."""
+"""How rates, Adam's betas, or gradient noise instead, follow the batch size; label noise."""
 
 from fractions import Fraction
-from math import isqrt, sqrt
+from math import floor, isqrt, sqrt
 from typing import Literal
 
 import torch
@@ -51,6 +51,46 @@ def rate_batch(batch: int, base_batch: int, rule: Rule = "sqrt") -> int | Fracti
     if root**2 == product:
         return root
     return Fraction(isqrt(product * 100**DIGITS), 10**DIGITS)
+
+
+def scale_adam(
+    betas: tuple[float, float], eps: float, batch: int, base_batch: int
+) -> tuple[tuple[float, float], float]:
+    """Return the betas and the eps of Adam that belong to the square-root rule for its rate.
+
+    With k = batch / base_batch they are 1 - k (1 - beta) and eps / sqrt(k) (Malladi et al. 2022):
+    the averages then reach as many samples back as at ``base_batch``. Multiply the rate by
+    `lr_scale`. The rule holds only while no beta falls below 0.
+
+    The rule says nothing of weight decay. torch.optim.AdamW multiplies it by the rate, so over one
+    epoch it is sqrt(k) times weaker than at ``base_batch``; multiply it by sqrt(k) to keep it.
+
+    >>> betas, eps = scale_adam((0.9, 0.999), 1e-8, batch=512, base_batch=128)
+    >>> [round(beta, 6) for beta in betas], eps
+    ([0.6, 0.996], 5e-09)
+    """
+    check_positive(batch=batch, base_batch=base_batch)
+    check_betas(betas, eps)
+    ratio = batch / base_batch
+    beta1, beta2 = (1 - ratio * (1 - beta) for beta in betas)
+    if min(beta1, beta2) < 0:
+        least = min(betas)
+        raise InputError(
+            "batch",
+            f"{batch} is {ratio:g} x base_batch, which scales Adam's beta of {least:g} to "
+            f"{min(beta1, beta2):.3g}",
+            f"use {floor(base_batch / (1 - least))} or less, larger betas, or lr_rule linear",
+        )
+    return (beta1, beta2), eps / sqrt(ratio)
+
+
+def check_betas(betas: tuple[float, float], eps: float, prefix: str = "") -> None:
+    """Refuse betas that are not in [0, 1), and an eps that is not above 0."""
+    for name, beta in zip(("beta1", "beta2"), betas, strict=True):
+        if not 0 <= beta < 1:
+            raise InputError(f"{prefix}{name}", f"{beta} is not in [0, 1)", "use 0.9, for example")
+    if not 0 < eps < 1:
+        raise InputError(f"{prefix}eps", f"{eps} is not in (0, 1)", "use 1e-8, for example")
 
 
 def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generator) -> Tensor:

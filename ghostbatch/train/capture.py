@@ -73,7 +73,7 @@ class CapturedUpdate(Update):
             self._compute_on_stream()
             return
         groups = self.state.optimizer.param_groups
-        constants = [(group["weight_decay"], group["momentum"]) for group in groups]
+        constants = [(group["weight_decay"], group.get("momentum")) for group in groups]
         if self._graph is None or constants != self._constants:
             self._graph, self._constants = self._capture(), constants
         self._graph.replay()
@@ -81,6 +81,11 @@ class CapturedUpdate(Update):
     def _capture(self) -> torch.cuda.CUDAGraph:
         """Return the graph of an update; refuse a network that cannot be captured."""
         graph = torch.cuda.CUDAGraph()
+        for group in self.state.optimizer.param_groups:
+            if (
+                "capturable" in group
+            ):  # PyTorch's Adam would refuse, and warns where it is set early
+                group["capturable"] = True
         try:
             # Other threads of this process may use the GPU meanwhile, but not capture.
             capture = torch.cuda.graph(graph, None, self._stream, capture_error_mode="thread_local")

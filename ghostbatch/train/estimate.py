@@ -65,7 +65,7 @@ class Estimate:
     """Memory that one rank needs, without the data set and the memory of libraries."""
 
     bytes: int
-    """Weights, gradients, momentum, initial weights, and the activations of a micro-batch; with
+    """Weights, gradients, moments, initial weights, and the activations of a micro-batch; with
     ``Recipe.ema`` also the averaged weights."""
     parameters: int
 
@@ -79,7 +79,7 @@ def estimate(plan: Plan, info: Info, device: torch.device, micro: int | None = N
         samples = min(split.shard, PROBE)
         saved = _saved_bytes(state, info, samples)
     weights = [p for p in state.model.parameters() if p.requires_grad]
-    copies = 4 if state.average is None else 5
+    copies = 3 + plan.recipe.optimizer.moments + (state.average is not None)
     fixed = copies * sum(p.numel() * p.element_size() for p in weights)
     return Estimate(
         bytes=fixed + round(saved / samples * split.shard),

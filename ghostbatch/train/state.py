@@ -28,15 +28,15 @@ from ghostbatch.nn.fold import PatchConv2d
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.ops import backend_name
 from ghostbatch.ops.running.groups import ranks_in
-from ghostbatch.optim import RegimeScheduler, WeightAverage, decay_groups
+from ghostbatch.optim import RegimeScheduler, WeightAverage, norm_groups
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.device import PROCESS
 from ghostbatch.train.monitor import Monitor
 from ghostbatch.train.reference import DropTargets
 
 PARTS = ("model", "optimizer", "scheduler", "distance")
-KERNELS = ("fused", "foreach")
-"""Options of an optimizer that depend on its device, not on the run."""
+KERNELS = ("fused", "foreach", "capturable")
+"""Options of some optimizers that depend on their device, not on the run."""
 
 
 class State:
@@ -52,10 +52,14 @@ class State:
         self.model = initial_model(recipe, info).to(device, parameter_dtype(recipe))
         if device.type == "cuda":  # convolutions are faster in this layout
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        parameters = self.model.parameters() if recipe.decay_norms else decay_groups(self.model)
-        self.optimizer = recipe.optimizer.build(parameters, plan.regime)
-        self.distance = WeightDistance(self.model)
+        options = dict(recipe.optimizer.norm_options)
+        if not recipe.decay_norms:
+            options["weight_decay"] = 0.0
+        parameters = norm_groups(self.model, **options) if options else self.model.parameters()
         sizes = {"batch": recipe.batch, "base_batch": recipe.base_batch}
+        spec = recipe.optimizer.scaled(**sizes, rule=recipe.lr_rule)
+        self.optimizer = spec.build(parameters, plan.regime)
+        self.distance = WeightDistance(self.model)
         decay = recipe.ema
         self.average = None if decay is None else WeightAverage(self.model, decay, **sizes)
         self.scheduler = self._build_scheduler()
@@ -122,7 +126,8 @@ class State:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state`` was taken, also on another kind of device."""
         check_same_network(self.plan.recipe.model, self.model, state["model"])
-        kernels = [{k: group[k] for k in KERNELS} for group in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups
+        kernels = [{k: group[k] for k in KERNELS if k in group} for group in groups]
         for name in self._parts:
             getattr(self, name).load_state_dict(state[name])
         for group, own in zip(self.optimizer.param_groups, kernels, strict=True):

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ghostbatch import Regime, train
+from ghostbatch import Recipe, Regime, train
 from ghostbatch.cli.default_out import folder_of, folder_of_repeat
+from ghostbatch.optim import SGD, AdamW, LAMBSpec, LARSSpec
 from ghostbatch.recipes import find_recipe
 
 BASE = find_recipe("f1-digits")
@@ -23,6 +24,9 @@ SHORT = "--regime.epochs 0.05 --regime.drops , --device cpu".split()
         ({"regime": replace(BASE.regime, lr=0.2)}, "f1-digits-lr-0.2"),
         ({"regime": replace(BASE.regime, drops=())}, "f1-digits-drops-none"),
         ({"augment": True, "clip": None}, "f1-digits-clip-none-augment"),
+        ({"optimizer": SGD(nesterov=True)}, "f1-digits-nesterov"),
+        ({"optimizer": LAMBSpec()}, "f1-digits-optimizer-lamb"),
+        ({"optimizer": LARSSpec(trust=0.1)}, "f1-digits-optimizer-lars-trust-0.1"),
     ],
 )
 def test_the_folder_is_named_by_what_was_changed(changes, name):
@@ -106,3 +110,21 @@ def test_a_run_file_that_cannot_be_read_is_refused_by_the_name_of_the_flag(run, 
     assert code == 2
     assert err.startswith("ghostbatch: from: run.json ")
     assert err.endswith("; name another run\n")
+
+
+def test_a_repetition_may_have_another_optimizer_with_flags_that_it_needs(tiny, run, tmp_path):
+    """AdamW could not use the square-root rule of the run that is repeated."""
+    steep = replace(tiny, batch=64, base_batch=2, ghost=2)
+    train(steep, out=tmp_path / "first", device="cpu")
+    words = ("train", "--from", str(tmp_path / "first"), "--optimizer", "adamw")
+    code, _, err = run(*words)
+    assert code == 2
+    assert err.startswith("ghostbatch: batch: 64 is 32 x base_batch, which scales Adam's beta")
+    changes = ("--lr-rule", "linear", "--regime.lr", "1e-4", "--optimizer.beta2", "0.9")
+    assert run(*words, *changes, "--out", "second")[0] == 0
+    written = json.loads((tmp_path / "second" / "run.json").read_text())["recipe"]
+    changed = {"optimizer": AdamW(beta2=0.9), "lr_rule": "linear"}
+    assert Recipe.from_dict(written) == replace(
+        steep, **changed, regime=replace(steep.regime, lr=1e-4)
+    )
+    assert run("train", "--from", "second", "--dry-run", "--optimizer", "adamw")[0] == 0

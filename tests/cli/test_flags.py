@@ -18,9 +18,19 @@ REFUSALS = {  # the words after "train f1-digits", and the line
     "--regime.wieght-decay 0": "regime.wieght-decay: there is no flag --regime.wieght-decay; "
     "did you mean --regime.weight-decay?",
     "--regime.batch 64": "regime.batch: there is no flag --regime.batch; did you mean --batch?",
-    "--optimizer sgd": "optimizer: there is no flag --optimizer; use --optimizer.nesterov",
+    "--optimizer adam": "optimizer: 'adam' is unknown; did you mean adamw? "
+    "choose one of sgd, adamw, lars, lamb",
     "--optimizer.kind sgd": "optimizer.kind: there is no flag --optimizer.kind; "
-    "use --optimizer.nesterov",
+    "use --optimizer.nesterov or --optimizer.beta1 or --optimizer.beta2 or --optimizer.eps or "
+    "--optimizer.trust",
+    "--optimizer.beta2 0.9": "optimizer.beta2: sgd has no such option; "
+    "use --optimizer.nesterov, or set --optimizer",
+    "--optimizer lars --optimizer.no-nesterov": "optimizer.nesterov: lars has no such option; "
+    "use --optimizer.trust, or set --optimizer",
+    "--optimizer lamb --regime.momentum 0.5": "regime.momentum: 0.5 was given, "
+    "and lamb has betas in its place; leave it out, or set optimizer.beta1",
+    "--optimizer adamw --batch 512 --lr-rule sqrt": "batch: 512 is 16 x base_batch, "
+    "which scales Adam's beta of 0.9 to -0.6; use 320 or less, larger betas, or lr_rule linear",
     "-batch 64": "batch: there is no flag -batch; did you mean --batch?",
     "--frobnicate": "frobnicate: there is no flag --frobnicate; see ghostbatch train --help",
     "--": "flags: there is no flag --; see ghostbatch train --help",
@@ -83,6 +93,15 @@ def test_a_command_without_a_name_lists_the_names(run, command, names):
 )
 def test_other_commands_are_told_what_to_write_too(run, words, line):
     assert run(*words.split()) == (2, "", f"ghostbatch: {line}\n")
+
+
+def test_the_help_of_an_optimizer_shows_its_own_options(run):
+    code, out, err = run("train", "f1-digits", "--help", "--optimizer", "adamw")
+    assert (code, err) == (0, "")
+    assert "--optimizer.beta2" in out
+    assert "--optimizer.nesterov" not in out
+    assert "--optimizer.trust" not in out
+    assert run("train", "f1-digits", "--optimizer", "--help")[0] == 0
 
 
 def test_flags_may_stand_before_the_name(run):

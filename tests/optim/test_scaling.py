@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ghostbatch.errors import InputError
-from ghostbatch.optim import lr_scale, noise_weights, rate_batch, update_at
+from ghostbatch.optim import lr_scale, noise_weights, rate_batch, scale_adam, update_at
 
 
 def seeded(seed=0):
@@ -78,3 +78,18 @@ def test_the_generator_alone_decides_the_weights():
 def test_noise_cannot_be_taken_away_from_a_batch_below_the_base():
     with pytest.raises(InputError, match=r"^batch: 64 is below base_batch 128"):
         noise_weights(5, 64, 128, seeded())
+
+
+@pytest.mark.parametrize("batch", [32, 128, 512, 1280])
+def test_adams_averages_reach_as_many_samples_back_at_every_batch(batch):
+    """An average with decay beta reaches 1 / (1 - beta) batches back."""
+    betas, eps = scale_adam((0.9, 0.999), 1e-8, batch, 128)
+    reached = [batch / (1 - beta) for beta in betas]
+    assert reached == pytest.approx([128 / 0.1, 128 / 0.001])
+    assert eps * sqrt(batch) == pytest.approx(1e-8 * sqrt(128))
+
+
+def test_a_batch_whose_scaled_betas_would_be_negative_is_refused_with_the_largest_that_is_not():
+    line = r"^batch: 1281 .* scales Adam's beta of 0\.9 to -0\.000781; use 1280 or less, larger b"
+    with pytest.raises(InputError, match=line):
+        scale_adam((0.9, 0.999), 1e-8, 1281, 128)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ghostbatch import Recipe, Regime, train
+from ghostbatch.optim import AdamW, LAMBSpec, LARSSpec
 from ghostbatch.train.ranks import leave
 
 BASE = Recipe(
@@ -24,6 +25,7 @@ BASE = Recipe(
     augment=True,
     precision="fp64",
 )
+SHORT = replace(BASE, regime=Regime(lr=0.1, epochs=0.25, drops=((0.15, 0.01),)))
 VARIANTS = {
     "scaled rate": replace(BASE, lr_rule="sqrt"),
     "noise": replace(BASE, noise=True),
@@ -39,6 +41,9 @@ VARIANTS = {
         ema=0.9,
     ),
     "plain norm": replace(BASE, ghost=None),
+    "adamw": replace(SHORT, optimizer=AdamW(eps=1e-4), lr_rule="sqrt"),
+    "lars": replace(SHORT, optimizer=LARSSpec(trust=0.1)),
+    "lamb": replace(SHORT, optimizer=LAMBSpec(eps=1e-4), decay_norms=False),
 }
 
 

@@ -9,6 +9,7 @@ import torch
 import ghostbatch as gb
 from ghostbatch import InputError, Regime, train
 from ghostbatch.data import load, open_feed
+from ghostbatch.optim import AdamW, LAMBSpec, LARSSpec
 from ghostbatch.train.capture import CapturedUpdate
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import split_batch
@@ -44,7 +45,7 @@ def run(kind, recipe, micro=None, updates=UPDATES, is_eager=False):
     saved = state.state_dict()
     found = {name: tensor.cpu() for name, tensor in saved["model"].items()}
     for number, buffers in saved["optimizer"]["state"].items():
-        found[f"momentum {number}"] = buffers["momentum_buffer"].cpu()
+        found |= {f"{name} {number}": kept.cpu() for name, kept in buffers.items()}
     for name, average in saved.get("average", {"sums": {}})["sums"].items():
         found[f"average of {name}"] = average.cpu()
     found["sums"] = torch.tensor(saved["tally"]["sums"])
@@ -72,6 +73,11 @@ VARIANTS = {
         "regime": Regime(lr=0.05, epochs=4),
     },
     "rates and weight decay that change": {"regime": DROPS},
+    "adamw": {"optimizer": AdamW()},
+    "adamw, rates and weight decay that change": {"optimizer": AdamW(), "regime": DROPS},
+    "lars": {"optimizer": LARSSpec(), "model": "c1", "precision": "bf16"},
+    "lars, rates and weight decay that change": {"optimizer": LARSSpec(), "regime": DROPS},
+    "lamb": {"optimizer": LAMBSpec(), "model": "c1", "precision": "bf16", "decay_norms": False},
     "convolutions, dropout, pooling": {"model": "c1", "precision": "bf16", "augment": True},
     "folded convolutions": {"model": "resnet44", "precision": "bf16"},
     "a network that draws by itself": {"model": "python:small_networks:drawing"},

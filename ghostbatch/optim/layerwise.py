@@ -1,0 +1,239 @@
+"""LARS and LAMB: optimizers that scale the step of each tensor of weights to its norm."""
+
+from collections.abc import Callable
+from math import inf, log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ghostbatch.errors import InputError
+from ghostbatch.optim.groups import Parameters
+from ghostbatch.optim.scaling import check_betas
+
+Change = tuple[list[Tensor], list[Tensor]]
+"""Tensors, and the values that they get."""
+
+
+class Layerwise(torch.optim.Optimizer):
+    """What LARS and LAMB share: a step computes all new values, and then writes them.
+
+    A step does not wait for the device and can be part of a CUDA graph; the learning rate may be a
+    tensor. If there is an attribute ``found_inf``, a tensor, the step leaves weights and state
+    alone where it is 1. All parameters of a group must be on one device. Groups with
+    ``adapt=False`` are not scaled to their norms: pass ``norm_groups(model, adapt=False)``.
+    """
+
+    def __init__(self, params: Parameters, lr: float | Tensor, **options: Any) -> None:
+        _check_not_negative(lr=float(lr), weight_decay=options["weight_decay"])
+        # With capturable, PyTorch loads the state "step" to the device of the weights.
+        super().__init__(params, {"lr": lr, "capturable": True, **options})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Change the weights that have a gradient; return what ``closure`` returns, if given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        skip: Tensor | None = getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            if weights:
+                for old, new in self._changes(group, weights, [p.grad for p in weights]):
+                    _write(old, new, skip)
+        return loss
+
+    def _changes(
+        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
+    ) -> list[Change]:
+        """Return the new weights and state of a group."""
+        raise NotImplementedError
+
+    def _kept(self, name: str, weights: list[Tensor]) -> list[Tensor]:
+        """Return the state of this name for all weights; it begins at 0."""
+        for weight in weights:
+            if name not in self.state[weight]:
+                self.state[weight][name] = torch.zeros_like(weight)
+        return [self.state[weight][name] for weight in weights]
+
+
+class LARS(Layerwise):
+    """SGD with momentum and layer-wise rates (You, Gitman, Ginsburg 2017).
+
+    For each tensor of weights w with gradient g::
+
+        ratio = trust |w| / (|g| + weight_decay |w|)
+        m     = momentum m + ratio (g + weight_decay w)
+        w     = w - lr m
+
+    The ratio is 1 in groups with ``adapt=False``, and where w or g is 0. The rate multiplies the
+    momentum, as in torch.optim.SGD and timm; in the paper it is inside the momentum, which differs
+    where the rate changes. In timm a group is not adapted if its weight decay is 0; here only
+    ``adapt`` decides.
+
+    Args:
+        params: parameters, or groups of them such as ``norm_groups(model, adapt=False)``.
+        lr: learning rate; a number or a tensor without dimensions.
+        momentum: factor of the momentum.
+        weight_decay: factor of the weights that is added to the gradient.
+        trust: the paper's trust coefficient, the largest |step| / |w| at a rate of 1 without
+            momentum.
+        adapt: scale the step to the norm of the weights; an option of each group.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> weight.grad = torch.tensor([0.0, 0.1])
+    >>> LARS([weight], lr=1.0, trust=0.01).step()
+    >>> weight.data  # |w| is 5, so the step is 0.05
+    tensor([3.0000, 3.9500])
+
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float | Tensor,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+        adapt: bool = True,
+    ) -> None:
+        _check_not_negative(momentum=momentum)
+        check_trust("trust", trust)
+        options = {"momentum": momentum, "trust": trust, "adapt": adapt}
+        super().__init__(params, lr, weight_decay=weight_decay, **options)
+
+    def _changes(
+        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
+    ) -> list[Change]:
+        decay, trust = group["weight_decay"], group["trust"]
+        before = self._kept("momentum_buffer", weights)
+        steps = torch._foreach_add(gradients, weights, alpha=decay)
+        if group["adapt"]:
+            of_weights, of_gradients = _norms(weights), _norms(gradients)
+            ratios = trust * of_weights / (of_gradients + decay * of_weights)
+            known = (of_weights > 0) & (of_gradients > 0)
+            torch._foreach_mul_(steps, torch.where(known, ratios, 1.0).unbind())
+        momenta = torch._foreach_mul(before, group["momentum"])
+        torch._foreach_add_(momenta, steps)
+        new = torch._foreach_sub(weights, torch._foreach_mul(momenta, group["lr"]))
+        return [(before, [*momenta]), (weights, [*new])]
+
+
+class LAMB(Layerwise):
+    """Adam with layer-wise rates (You et al. 2020).
+
+    For each tensor of weights w with gradient g, at its step t::
+
+        m    = beta1 m + (1 - beta1) g
+        v    = beta2 v + (1 - beta2) g^2
+        u    = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w
+        w    = w - lr (|w| / |u|) u
+
+    |w| / |u| is 1 in groups with ``adapt=False``, and where w or u is 0. As in timm, weight decay
+    is part of the step whose norm is taken, and the ratio is not clipped. It is timm's Lamb with
+    ``max_grad_norm=None``: gradients are not clipped. In timm a group is not adapted if its weight
+    decay is 0; here only ``adapt`` decides.
+
+    Args:
+        params: parameters, or groups of them such as ``norm_groups(model, adapt=False)``.
+        lr: learning rate; a number or a tensor without dimensions.
+        betas: decay of the averages of the gradient and of its square.
+        eps: added to the square root.
+        weight_decay: factor of the weights that is added to the step.
+        adapt: scale the step to the norm of the weights; an option of each group.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> weight.grad = torch.tensor([0.0, 0.1])
+    >>> LAMB([weight], lr=0.01).step()
+    >>> weight.data  # |w| is 5, so the step is 0.05
+    tensor([3.0000, 3.9500])
+
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float | Tensor,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        adapt: bool = True,
+    ) -> None:
+        check_betas(betas, eps)
+        options = {"betas": betas, "eps": eps, "adapt": adapt}
+        super().__init__(params, lr, weight_decay=weight_decay, **options)
+
+    def _changes(
+        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
+    ) -> list[Change]:
+        beta1, beta2 = group["betas"]
+        old_means, old_squares = (self._kept(n, weights) for n in ("exp_avg", "exp_avg_sq"))
+        counts = self._counts(weights)
+        steps_done = torch._foreach_add(counts, 1)
+        means = torch._foreach_lerp(old_means, gradients, 1 - beta1)
+        squares = torch._foreach_mul(old_squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        done = torch.stack(steps_done).to(_wide(weights))
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, _bias_correction(beta2, done).sqrt().unbind())
+        torch._foreach_add_(roots, group["eps"])
+        steps = torch._foreach_div(means, _bias_correction(beta1, done).unbind())
+        torch._foreach_div_(steps, roots)
+        torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
+        if group["adapt"]:
+            of_weights, of_steps = _norms(weights), _norms([*steps])
+            known = (of_weights > 0) & (of_steps > 0)
+            ratios = torch.where(known, of_weights / of_steps, 1.0)
+            torch._foreach_mul_(steps, ratios.unbind())
+        new = torch._foreach_sub(weights, torch._foreach_mul(steps, group["lr"]))
+        return [
+            (counts, [*steps_done]),
+            (old_means, [*means]),
+            (old_squares, [*squares]),
+            (weights, [*new]),
+        ]
+
+    def _counts(self, weights: list[Tensor]) -> list[Tensor]:
+        """Return how many steps each of the weights has made, on its device."""
+        for weight in weights:
+            if "step" not in self.state[weight]:
+                zero = torch.zeros((), dtype=torch.float32, device=weight.device)
+                self.state[weight]["step"] = zero
+        return [self.state[weight]["step"] for weight in weights]
+
+
+def check_trust(field: str, trust: float) -> None:
+    """Refuse a trust coefficient that is not above 0."""
+    if not 0 < trust < inf:
+        raise InputError(field, f"{trust} is not above 0", "use 0.001, for example")
+
+
+def _check_not_negative(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0 <= value < inf:
+            raise InputError(name, f"{value} is out of range", "use a finite number, 0 or more")
+
+
+def _wide(tensors: list[Tensor]) -> torch.dtype:
+    """Return the dtype for norms and counts: at least fp32."""
+    return torch.promote_types(tensors[0].dtype, torch.float32)
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """Return the L2 norm of each tensor, as one vector."""
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=_wide(tensors)))
+
+
+def _bias_correction(beta: float, steps: Tensor) -> Tensor:
+    """Return 1 - beta^steps, which is exact to rounding also for a beta near 1."""
+    return -torch.expm1(steps * (log(beta) if beta else -inf))
+
+
+def _write(kept: list[Tensor], new: list[Tensor], skip: Tensor | None) -> None:
+    """Give tensors their new values, unless ``skip`` is 1."""
+    if skip is not None:
+        new = [torch.where(skip == 1, *pair) for pair in zip(kept, new, strict=True)]
+    torch._foreach_copy_(kept, new)
