@@ -19,6 +19,8 @@ class EvaluateOptions:
     """The folder of the run."""
     recalibrate: bool = False
     """Also with running statistics averaged over the training set, in the run's ghosts."""
+    averaged: bool = False
+    """Also the averaged weights of a run with --ema, with running statistics that fit them."""
     device: str | None = None
     """cpu, cuda, ...; None is the GPU if there is one."""
     data_dir: Path | None = None
@@ -46,6 +48,10 @@ def command(argv: Sequence[str]) -> None:
     if options.recalibrate:
         again = evaluate_run(run, device, options.data_dir, recalibrated=True)
         print(f"with recalibrated statistics: {_show(again)}")
+    if options.averaged:
+        average = read_run(options.run, averaged=True)
+        again = evaluate_run(average, device, options.data_dir, recalibrated=True)
+        print(f"averaged weights, recalibrated statistics: {_show(again)}")
 
 
 def _show(found: Evaluation) -> str:

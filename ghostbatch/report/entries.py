@@ -12,6 +12,7 @@ from ghostbatch.diagnostics.plateau import student_quantile
 from ghostbatch.recipe import Recipe
 from ghostbatch.recipes import PROVISIONAL
 from ghostbatch.report.runs import Group, Results
+from ghostbatch.report.table import show_spread
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ def _marks(
             marks.append(f"{count} {status}")
     if group and len(group.finished) == 1:
         marks.append("single seed")
+    if averaged := _by_seed(group, "ema_accuracy"):
+        marks.append(f"{show_spread([*averaged.values()], 2)} % with averaged weights")
     if results.study.scale != 1:
         marks.append(f"scaled: epochs × {results.study.scale:g}")
     if f"{recipe.model}-{recipe.data}" in PROVISIONAL:

@@ -38,6 +38,11 @@ def table_of(row: str, groups: list[Group], unreadable: Sequence[str] = ()) -> T
         for group in groups
         if (held := group.runs[0].plan.recipe.holdout)
     ]
+    notes += [
+        f"{group.column}: {show_spread(averaged)} % with averaged weights"
+        for group in groups
+        if (averaged := group.over_seeds(lambda s: s.ema_accuracy))
+    ]
     if any(group.over_seeds(lambda s: s.recalibrated_accuracy) for group in groups):
         notes.append(RECALIBRATED)
     return Table(row, [_line(group) for group in groups], [*notes, *unreadable])

@@ -62,12 +62,14 @@ class Evaluation(NamedTuple):
         return close and abs(self.accuracy - summary.accuracy) <= 0.1
 
 
-def load_run(folder: str | Path) -> nn.Module:
+def load_run(folder: str | Path, *, averaged: bool = False) -> nn.Module:
     """Return the trained network of a run folder: plain norms, evaluation mode, on the CPU.
 
-    It is that of the newest intact checkpoint. A warning says so if the run has not ended.
+    It is that of the newest intact checkpoint. A warning says so if the run has not ended. With
+    ``averaged`` it has the averaged weights of a run with ``Recipe.ema``; its running statistics
+    are the run's, so call `recalibrate` before you use it.
     """
-    run = read_run(folder)
+    run = read_run(folder, averaged=averaged)
     if not (Path(folder) / "summary.json").exists():
         warnings.warn(
             f"{folder} has not ended; this is its network after update {run.update} of "
@@ -77,8 +79,8 @@ def load_run(folder: str | Path) -> nn.Module:
     return run.model
 
 
-def read_run(folder: str | Path) -> SavedRun:
-    """Read the recipe and the newest intact checkpoint of a run folder."""
+def read_run(folder: str | Path, *, averaged: bool = False) -> SavedRun:
+    """Read the recipe and the newest intact checkpoint of a run folder, or its averaged weights."""
     folder = Path(folder)
     if not (folder / "run.json").is_file():
         raise InputError("run", f"{folder} holds no run", "name the folder of one: its --out")
@@ -94,8 +96,15 @@ def read_run(folder: str | Path) -> SavedRun:
     used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=used):
         model = plain_model(recipe, info).to(parameter_dtype(recipe))
+    weights = saved["state"]["model"]
+    if averaged:
+        if "average" not in saved["state"]:
+            remedy = "leave it out, or train with ema"
+            raise InputError("averaged", f"{folder} kept no average of its weights", remedy)
+        average = saved["state"]["average"]
+        weights |= {name: each / average["total"] for name, each in average["sums"].items()}
     try:
-        model.load_state_dict(saved["state"]["model"])
+        model.load_state_dict(weights)
     except RuntimeError:
         raise InputError(
             "model",

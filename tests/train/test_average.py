@@ -8,7 +8,7 @@ import torch
 from half_done import half_done
 from torch.optim.swa_utils import AveragedModel
 
-from ghostbatch import InputError, Recipe, train
+from ghostbatch import InputError, Recipe, load_run, train
 from ghostbatch.data import load, open_feed
 from ghostbatch.train.load import evaluate_run, read_run
 from ghostbatch.train.ranks import Ranks
@@ -46,10 +46,9 @@ def test_a_run_averages_its_weights_over_as_many_images_as_the_base_batch(tiny, 
     summary = train(recipe, out=tmp_path, device="cpu")
     averaged = saved_average(tmp_path)
     torch.testing.assert_close(averaged, by_pytorch(recipe), rtol=1e-4, atol=1e-6)
-    run = read_run(tmp_path)
-    with torch.no_grad():
-        for name, weight in run.model.named_parameters():
-            weight.copy_(averaged[name])
+    run = read_run(tmp_path, averaged=True)
+    for name, weight in run.model.named_parameters():
+        assert torch.equal(weight, averaged[name])
     found = evaluate_run(run, CPU, recalibrated=True)
     assert summary.ema_accuracy == pytest.approx(found.accuracy, abs=0.11)  # one image
     assert json.loads((tmp_path / "summary.json").read_text())["ema_accuracy"] > 0
@@ -93,3 +92,9 @@ def test_a_network_without_norms_is_evaluated_as_it_is(tiny):
 def test_a_decay_outside_zero_and_one_is_refused(tiny, ema):
     with pytest.raises(InputError, match=f"^ema: {ema} is not between 0 and 1; use 0.999"):
         replace(tiny, ema=ema)
+
+
+def test_averaged_weights_of_a_run_without_them_are_refused(tiny, tmp_path):
+    train(tiny, out=tmp_path, device="cpu")
+    with pytest.raises(InputError, match=r"^averaged: .* kept no average of its weights; leave it"):
+        load_run(tmp_path, averaged=True)
