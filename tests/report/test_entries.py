@@ -80,6 +80,13 @@ def test_recalibrated_accuracy_is_a_column_where_runs_have_it(results):
     assert "| 93.25 |" in EXPORTS["markdown"](results)
 
 
+def test_the_accuracy_of_averaged_weights_is_a_mark(results):
+    for run, accuracy in zip(results.rows["a_row"][0].runs, (91.0, 92.0), strict=True):
+        run.summary = summary(90.0, ema_accuracy=accuracy)
+    sb, *_ = entries_of(results)["a_row"]
+    assert "91.50 ± 0.71 % with averaged weights" in sb.marks
+
+
 def test_markdown_has_a_line_per_column(results):
     title, _, header, rule, *lines = EXPORTS["markdown"](results).splitlines()
     assert title == r"### a\_row"
@@ -106,9 +113,8 @@ def test_latex_is_the_papers_table_with_its_marks_as_notes(results):
 
 def test_csv_has_a_line_per_run(results):
     header, *lines = EXPORTS["csv"](results).splitlines()
-    assert header.startswith(
-        "row,column,seed,status,accuracy,recalibrated_accuracy,ema_accuracy,loss"
-    )
+    names = "row,column,seed,status,accuracy,recalibrated_accuracy,ema_accuracy,loss"
+    assert header.startswith(names)
     assert [line.split(",")[:5] for line in lines] == [
         ["a_row", "SB", "0", "finished", "90.0"],
         ["a_row", "SB", "1", "finished", "91.0"],
