@@ -36,7 +36,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 docs: $(DOCS_READY)
-	$(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo site/index.html
 
 newest: $(NEWEST_READY)

@@ -37,7 +37,7 @@ SMALLER = {
 
 READ = {
     "train": train._read,
-    "study": study._read,
+    "study": lambda argv: study._cells(*study._read(argv)),
     "report": partial(parse, report.ReportOptions, command="report"),
     "evaluate": partial(parse, evaluate.EvaluateOptions, command="evaluate"),
     "export": partial(parse, export.ExportOptions, command="export"),
