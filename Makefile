@@ -1,8 +1,9 @@
-# make demo | test | check | newest | oldest: each builds its own environment first, once.
+# make demo | test | check | docs | newest | oldest: each builds its own environment first, once.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DOCS_READY := $(VENV)/.ready-docs
 
 # The versions of torch and of what comes with it at both ends of what is supported. constraints.txt
 # holds for everything else.
@@ -17,7 +18,7 @@ TORCH_TESTS  := tests/ops tests/nn tests/optim tests/diagnostics tests/train
 # uv does not read pip's settings; a folder of wheels named for pip serves it too.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: demo test check slow newest oldest clean
+.PHONY: demo test check slow docs newest oldest clean
 
 demo: $(READY)
 	$(BIN)/ghostbatch study quick
@@ -34,20 +35,25 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo site/index.html
+
 newest: $(NEWEST_READY)
 	$(NEWEST)/bin/python -m pytest -n 2 $(TORCH_TESTS)
 
 oldest: $(OLDEST_READY)
 	$(OLDEST)/bin/python -m pytest -n 2 $(TORCH_TESTS)
 
-# $(call install,FOLDER,OPTIONS) makes an environment in FOLDER; OPTIONS are for pip or uv pip.
+# $(call install,FOLDER,OPTIONS,EXTRAS) makes an environment in FOLDER; OPTIONS are for pip or uv pip.
+# Without EXTRAS it has those for development.
 define install
 	@if command -v uv >/dev/null 2>&1; then \
 		uv venv --quiet --allow-existing --python $(PYTHON) $(1) && \
-		uv pip install --quiet --python $(1)/bin/python $(2) -e '.[dev]'; \
+		uv pip install --quiet --python $(1)/bin/python $(2) -e '.[$(or $(3),dev)]'; \
 	else \
 		$(PYTHON) -m venv $(1) && \
-		$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) -e '.[dev]'; \
+		$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) -e '.[$(or $(3),dev)]'; \
 	fi
 	@touch $@
 endef
@@ -61,6 +67,9 @@ endef
 $(READY): pyproject.toml constraints.txt
 	$(call install,$(VENV),-c constraints.txt)
 
+$(DOCS_READY): $(READY)
+	$(call install,$(VENV),-c constraints.txt,docs)
+
 $(NEWEST_READY): pyproject.toml constraints.txt
 	$(call unpin,$(NEWEST))
 	$(call install,$(NEWEST),-c $(NEWEST)/constraints.txt)
@@ -70,4 +79,4 @@ $(OLDEST_READY): pyproject.toml constraints.txt constraints-oldest.txt
 	$(call install,$(OLDEST),-c $(OLDEST)/constraints.txt -c constraints-oldest.txt)
 
 clean:
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) runs
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) runs site

@@ -5,27 +5,61 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import ghostbatch as gb
 from ghostbatch import cli
+from ghostbatch.cli import evaluate, export, report, study, train
+from ghostbatch.cli.flags import parse
+from ghostbatch.data.catalog import INFO
 from ghostbatch.errors import InputError
+from ghostbatch.ops.backends import select
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
-PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
+PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *DOCS.glob("*.md"))}
 PYTHON = [
     pytest.param(code, id=f"{name}-{number}")
     for name, text in PAGES.items()
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 ]
-COMMANDS = [
-    line.split("#")[0].strip()
-    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-]
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+SMALLER = {
+    "ghostbatch study quick": "--columns SB,LB --seeds 0 --scale 0.2 --out runs/quick",
+    "ghostbatch train f1-digits": "--regime.epochs 1 --regime.drops ,",
+}
+"""Flags that make a command of the README short enough for a test."""
+
+READ = {
+    "train": train._read,
+    "study": lambda argv: study._cells(*study._read(argv)),
+    "report": partial(parse, report.ReportOptions, command="report"),
+    "evaluate": partial(parse, evaluate.EvaluateOptions, command="evaluate"),
+    "export": partial(parse, export.ExportOptions, command="export"),
+}
+"""What reads the words of a command without running it."""
+
+
+def commands(text):
+    """Return the command lines of a page's blocks for the shell."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    shell = "".join(block for language, block in blocks if language in ("", "sh"))
+    lines = (line.split("#")[0] for line in re.sub(r"\\\n *", "", shell).splitlines())
+    return [line.strip() for line in lines if line.strip()]
+
+
+COMMANDS = commands(README)
+OTHERS = {
+    re.sub(r"^torchrun .* -m ", "", line)
+    for name, text in PAGES.items()
+    for line in commands(text)
+    if name != "README.md" and re.match(r"ghostbatch |torchrun ", line)
+}
 
 
 def run(command, folder):
@@ -39,13 +73,27 @@ def run(command, folder):
     ).stdout
 
 
-def test_the_readme_has_the_blocks_that_these_tests_use():
-    assert len(PYTHON) >= 6
+@pytest.fixture
+def registries():
+    """Take back what a page adds to the registries of the package."""
+    kept = [(each, dict(each)) for each in (gb.nn.MODELS, gb.data.DATASETS, INFO)]
+    backends = select.BACKENDS
+    yield
+    select.BACKENDS = backends
+    for registry, before in kept:
+        registry.clear()
+        registry.update(before)
+
+
+def test_the_pages_have_the_blocks_that_these_tests_use():
+    assert len(PYTHON) >= 20
+    assert len(OTHERS) >= 20
     assert COMMANDS[:2] == ["make demo", "make test"]
     assert all(re.match(r"make|ghostbatch", command) for command in COMMANDS)
 
 
 @pytest.mark.parametrize("code", PYTHON)
+@pytest.mark.usefixtures("registries")
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # Lightning's own
 def test_python_blocks_run(code):
     try:
@@ -54,6 +102,43 @@ def test_python_blocks_run(code):
         if "is not installed" not in str(error):
             raise
         pytest.skip(str(error))  # a block about a library that is optional
+
+
+@pytest.mark.parametrize("command", sorted(OTHERS))
+def test_the_commands_of_the_docs_are_understood(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, name, *words = shlex.split(command)
+    if name in READ:
+        READ[name](argv=words)
+    else:
+        cli.run([name, *words])  # it only prints
+
+
+def test_every_link_leads_to_a_file_and_a_heading_that_exist():
+    links = 0
+    for name, text in PAGES.items():
+        folder = ROOT if name == "README.md" else DOCS
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", re.sub(r"`[^`]*`", "", text)):
+            links += 1
+            path, _, heading = target.partition("#")
+            page = folder / path if path else folder / name
+            assert page.exists(), f"{name}: {target}"
+            if heading:
+                headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+                assert heading in map(slug, headings), f"{name}: {target}"
+    assert links > 80
+
+
+def slug(heading):
+    """Return the anchor of a heading, as a code host and the site make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_reference_has_every_public_name():
+    listed = re.findall(r"^::: ghostbatch\.(\S+)$", PAGES["api.md"], re.MULTILINE)
+    names = {name.rpartition(".")[2] for name in listed}
+    for module in (gb, gb.nn, gb.optim, gb.data, gb.diagnostics):
+        assert {*module.__all__} - {"nn"} <= names, module.__name__
 
 
 @pytest.mark.parametrize(
@@ -65,14 +150,15 @@ def test_a_make_target_runs_its_command(target, command):
 
 
 def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
-    """The study has two columns and one seed here; the test below runs all of it."""
+    """Studies and runs are `SMALLER` here; the test below runs all of the study."""
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
+        flags = next((more for start, more in SMALLER.items() if command.startswith(start)), "")
         if command == "ghostbatch study quick":
-            out = run(f"{command} --columns SB,LB --seeds 0", tmp_path)
+            out = run(f"{command} {flags}", tmp_path)
             assert "report: runs/quick/report.html" in out
         elif command.startswith("ghostbatch"):
-            cli.run(shlex.split(command)[1:])  # in this process, which has imported torch
+            cli.run(shlex.split(f"{command} {flags}")[1:])  # here, where torch is imported
             assert capsys.readouterr().out, command
     assert (tmp_path / "runs" / "quick" / "report.html").exists()
 

@@ -19,11 +19,16 @@ HOVER = "hover"
 """What figures call the layer and the selection for the mouse."""
 
 
-def draw_files(spec: dict[str, Any], data: Data, target: Path) -> None:
-    """Draw a figure without its mouse layer to ``target`` with the endings .svg and .png."""
+def draw_svg(spec: dict[str, Any], data: Data) -> str:
+    """Return a figure without its mouse layer as SVG."""
     rows = [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
     still = {**_without_mouse(spec), "background": "white", "datasets": {NAME: rows}}
-    svg = vl_convert.vegalite_to_svg(still, vl_version=VEGA_LITE)
+    return vl_convert.vegalite_to_svg(still, vl_version=VEGA_LITE)
+
+
+def draw_files(spec: dict[str, Any], data: Data, target: Path) -> None:
+    """Draw a figure without its mouse layer to ``target`` with the endings .svg and .png."""
+    svg = draw_svg(spec, data)
     with atomic_file(target.with_name(f"{target.name}.svg")) as file:
         file.write(svg.encode())
     with atomic_file(target.with_name(f"{target.name}.png")) as file:
