@@ -13,7 +13,10 @@ from ghostbatch.report.grid import by_columns, row_grid
 from ghostbatch.report.runs import Results, Run
 from ghostbatch.report.table import show_spread
 
-RUN_FIELDS = ("accuracy", "recalibrated_accuracy", "loss", "updates", "epochs", "distance")
+RUN_FIELDS = (
+    *("accuracy", "recalibrated_accuracy", "loss", "updates", "epochs", "distance"),
+    "ema_accuracy",
+)
 
 
 def to_markdown(results: Results) -> str:

@@ -34,9 +34,7 @@ def test_a_single_pair_has_no_interval_and_no_pair_no_gap():
 
 def summary(accuracy, status="finished", **more):
     fields = {"updates": 10, "epochs": 1.0, "distance": 2.0, "seconds": 3.0, "loss": 0.5}
-    if more:  # a field that later summaries have
-        return SimpleNamespace(status=status, accuracy=accuracy, **fields, **more)
-    return Summary(status=status, accuracy=accuracy, **fields)
+    return Summary(status=status, accuracy=accuracy, **fields, **more)
 
 
 def run(recipe, seed, ended):
@@ -80,6 +78,16 @@ def test_recalibrated_accuracy_is_a_column_where_runs_have_it(results):
     first.summary = summary(90.0, recalibrated_accuracy=93.25)
     assert "| recalibrated % |" in EXPORTS["markdown"](results)
     assert "| 93.25 |" in EXPORTS["markdown"](results)
+
+
+def test_averaged_weights_have_a_gap_to_the_first_columns_own_weights(results):
+    assert "EMA" not in EXPORTS["markdown"](results)
+    sb, lb = (group.runs[0] for group in results.rows["a_row"])
+    sb.summary, lb.summary = summary(90.0, ema_accuracy=91.5), summary(85.0, ema_accuracy=89.0)
+    first, second, _ = entries_of(results)["a_row"]
+    assert (first.averaged, first.averaged_gap) == ({0: 91.5}, None)
+    assert (second.averaged, second.averaged_gap.mean) == ({0: 89.0}, -1.0)
+    assert "| EMA % | EMA, gap to SB |" in EXPORTS["markdown"](results)
 
 
 def test_markdown_has_a_line_per_column(results):
