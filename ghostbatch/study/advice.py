@@ -95,8 +95,10 @@ def images_factor(batch: int, base_batch: int, noise_scale: float) -> float:
 
     Images go as 1 + batch / noise_scale. Updates are images / batch.
 
-    >>> images_factor(4096, 128, noise_scale=1000), images_factor(4096, 128, inf)
-    (4.517730496453901, 1.0)
+    >>> images_factor(4096, 128, noise_scale=1000) == (1 + 4.096) / (1 + 0.128)
+    True
+    >>> images_factor(4096, 128, inf), images_factor(4096, 128, 0)
+    (1.0, 32.0)
     """
     if noise_scale == inf:
         return 1.0

@@ -105,7 +105,11 @@ def test_a_noise_scale_says_whether_the_batch_pays(run):
     out = advise(run, *LARGE, "--noise-scale", "1000", "--interval", "800,1300")
     block = out.split("\n\n")[1]
     assert block.startswith("batch: 4,096 is 4.1 times the noise scale of 1,000 samples [800, 1,3")
-    assert "0.141 [0.118, 0.165] times the updates and 4.52 [3.78, 5.28] times the images" in block
+    updates, images = "0.141 [0.118, 0.165]", "4.52 [3.78, 5.28]"
+    assert f"{updates} times the updates and {images} times the images of batch 128" in block
+    page = (RESULTS.parents[2] / "docs" / "noise-scale.md").read_text()
+    assert updates in page
+    assert images in page
     assert "each image does 19.6 % of what it does in the smallest batches (88.7 % at 128)" in block
     assert "McCandlish et al. 2018" in block
     assert "grows during training" in block

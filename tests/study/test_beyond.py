@@ -88,11 +88,13 @@ def test_every_trial_sees_as_many_images_as_the_small_batch():
     assert all(abs(each - small.updates * 128) <= 4096 for each in images)
 
 
-def test_a_setting_gives_the_schedule_decay_and_optimizer_that_it_names(small):
-    setting = Setting(
-        schedule="polynomial", power=2.0, weight_decay=0.02, optimizer=SGD(nesterov=True), warmup=5
-    )
+def test_a_setting_gives_the_rate_schedule_decay_and_optimizer_that_it_names(small):
+    nesterov = SGD(nesterov=True)
+    schedule = {"schedule": "polynomial", "power": 2.0, "warmup": 5, "factor": 0.5}
+    setting = Setting(**schedule, weight_decay=0.02, decay_norms=False, optimizer=nesterov)
     recipe = setting.applied(small, 512)
+    assert recipe.plan(4000).regime.lr == pytest.approx(0.1 * 0.5 * 512 / 32)
+    assert not recipe.decay_norms
     assert (recipe.regime.drops, recipe.regime.power, recipe.regime.warmup) == ((), 2.0, 5)
     assert (recipe.regime.weight_decay, recipe.optimizer) == (0.02, SGD(nesterov=True))
     assert recipe.base_batch == small.base_batch
