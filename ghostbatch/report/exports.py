@@ -14,8 +14,8 @@ from ghostbatch.report.runs import Results, Run
 from ghostbatch.report.table import show_spread
 
 RUN_FIELDS = (
-    *("accuracy", "recalibrated_accuracy", "loss", "updates", "epochs", "distance"),
-    "ema_accuracy",
+    *("accuracy", "recalibrated_accuracy", "ema_accuracy", "loss", "updates", "epochs"),
+    "distance",
 )
 
 

@@ -19,11 +19,12 @@ TARGETS = (88.0, 90.0, 91.0)
 def targets() -> Study:
     """Updates to 88, 90 and 91 % against the batch size, with ghosts of 128 and with plain norm.
 
-    Command: ``ghostbatch study targets --precision bf16``.
+    Command: ``ghostbatch study targets``.
     Shallue et al., Measuring the effects of data parallelism on neural network training (2019): up
     to some batch size twice the batch needs half the updates, then less is gained, then nothing.
     Fixed before the runs: ResNet44 on CIFAR-10; batches of 128 to 4096; targets of 88, 90 and 91 %
-    on the test set; the rate follows the batch linearly, with a warm-up of a twentieth of the run.
+    on the test set; bf16 (``--precision bf16``); the rate follows the batch linearly, with a
+    warm-up of a twentieth of the run.
     A regime whose rate falls at fixed epochs reaches a target soon after a drop, so any batch would
     seem to scale perfectly. So each batch runs for 50, 100 and 200 epochs with all times of the
     regime in proportion, and the fewest updates count, of the lengths at which every seed reaches

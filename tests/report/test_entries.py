@@ -80,16 +80,6 @@ def test_recalibrated_accuracy_is_a_column_where_runs_have_it(results):
     assert "| 93.25 |" in EXPORTS["markdown"](results)
 
 
-def test_averaged_weights_have_a_gap_to_the_first_columns_own_weights(results):
-    assert "EMA" not in EXPORTS["markdown"](results)
-    sb, lb = (group.runs[0] for group in results.rows["a_row"])
-    sb.summary, lb.summary = summary(90.0, ema_accuracy=91.5), summary(85.0, ema_accuracy=89.0)
-    first, second, _ = entries_of(results)["a_row"]
-    assert (first.averaged, first.averaged_gap) == ({0: 91.5}, None)
-    assert (second.averaged, second.averaged_gap.mean) == ({0: 89.0}, -1.0)
-    assert "| EMA % | EMA, gap to SB |" in EXPORTS["markdown"](results)
-
-
 def test_markdown_has_a_line_per_column(results):
     title, _, header, rule, *lines = EXPORTS["markdown"](results).splitlines()
     assert title == r"### a\_row"
@@ -116,7 +106,8 @@ def test_latex_is_the_papers_table_with_its_marks_as_notes(results):
 
 def test_csv_has_a_line_per_run(results):
     header, *lines = EXPORTS["csv"](results).splitlines()
-    assert header.startswith("row,column,seed,status,accuracy,recalibrated_accuracy,loss")
+    names = "row,column,seed,status,accuracy,recalibrated_accuracy,ema_accuracy,loss"
+    assert header.startswith(names)
     assert [line.split(",")[:5] for line in lines] == [
         ["a_row", "SB", "0", "finished", "90.0"],
         ["a_row", "SB", "1", "finished", "91.0"],
@@ -133,6 +124,16 @@ def test_json_has_numbers_of_every_column(results):
     assert columns["LB"]["gap"] == {"mean": -5.0, "interval": None, "pairs": 1}
     assert columns["+LR"]["accuracy"] is None
     assert [each["status"] for each in columns["LB"]["runs"]] == ["finished", "diverged"]
+
+
+def test_averaged_weights_have_a_gap_to_the_first_columns_own_weights(results):
+    assert "EMA" not in EXPORTS["markdown"](results)
+    sb, lb = (group.runs[0] for group in results.rows["a_row"])
+    sb.summary, lb.summary = summary(90.0, ema_accuracy=91.5), summary(85.0, ema_accuracy=89.0)
+    first, second, _ = entries_of(results)["a_row"]
+    assert (first.averaged, first.averaged_gap) == ({0: 91.5}, None)
+    assert (second.averaged, second.averaged_gap.mean) == ({0: 89.0}, -1.0)
+    assert "| EMA % | EMA, gap to SB |" in EXPORTS["markdown"](results)
 
 
 def test_without_altair_a_report_prints_its_tables_and_says_what_to_install(tmp_path, tiny):

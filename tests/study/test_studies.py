@@ -66,7 +66,7 @@ def test_every_named_recipe_has_a_plan_and_a_docstring_with_its_command(name):
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_has_a_docstring_with_its_command_expected_results_and_cost(name):
     documentation = STUDIES[name].__doc__ or ""
-    assert re.search(rf"Command: ``ghostbatch study {name}( --[^`]*)?``\.", documentation)
+    assert f"Command: ``ghostbatch study {name}``." in documentation
     assert "Expected: " in documentation
     assert "Cost: " in documentation
 
