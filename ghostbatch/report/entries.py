@@ -12,7 +12,6 @@ from ghostbatch.diagnostics.plateau import student_quantile
 from ghostbatch.recipe import Recipe
 from ghostbatch.recipes import PROVISIONAL
 from ghostbatch.report.runs import Group, Results
-from ghostbatch.report.table import show_spread
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,13 @@ class Entry:
     """In percent at the last update, by seed, of the finished runs."""
     recalibrated: dict[int, float]
     """The same with recalibrated running statistics, of the runs that have it."""
+    averaged: dict[int, float]
+    """The same of the averaged weights, of the runs that average them (`Recipe.ema`)."""
     paper: float | None
     gap: Gap | None
     """To the first column of the row; None for that column itself."""
+    averaged_gap: Gap | None
+    """The same from the averaged weights to the first column's own weights at its last update."""
     marks: tuple[str, ...]
     """What to know before trusting the entry."""
 
@@ -74,6 +77,8 @@ def _entry(
     accuracies = _by_seed(group, "accuracy")
     first = next(iter(declared.columns)) if declared else None
     base = groups.get(first) if first is not None and first != column else None
+    base_accuracies = _by_seed(base, "accuracy")
+    averaged = _by_seed(group, "ema_accuracy")
     recipe = declared.columns[column] if declared else groups[column].runs[0].plan.recipe
     return Entry(
         row=row,
@@ -82,8 +87,10 @@ def _entry(
         group=group,
         accuracies=accuracies,
         recalibrated=_by_seed(group, "recalibrated_accuracy"),
+        averaged=averaged,
         paper=declared.paper.get(column) if declared else None,
-        gap=paired_gap(accuracies, _by_seed(base, "accuracy")),
+        gap=paired_gap(accuracies, base_accuracies),
+        averaged_gap=paired_gap(averaged, base_accuracies),
         marks=tuple(_marks(results, row, column, group, recipe)),
     )
 
@@ -106,8 +113,6 @@ def _marks(
             marks.append(f"{count} {status}")
     if group and len(group.finished) == 1:
         marks.append("single seed")
-    if averaged := _by_seed(group, "ema_accuracy"):
-        marks.append(f"{show_spread([*averaged.values()], 2)} % with averaged weights")
     if results.study.scale != 1:
         marks.append(f"scaled: epochs × {results.study.scale:g}")
     if f"{recipe.model}-{recipe.data}" in PROVISIONAL:

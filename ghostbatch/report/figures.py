@@ -17,6 +17,7 @@ from ghostbatch.report.grid import Grid
 from ghostbatch.report.growth import Growth, fit_growth
 from ghostbatch.report.longer import accuracy_by_distance, gain_at_drop
 from ghostbatch.report.runs import Group, Results
+from ghostbatch.report.targets import time_to_accuracy
 from ghostbatch.study import Row
 
 FLOOR = 0.5
@@ -188,5 +189,6 @@ KINDS: dict[str, Callable[[list[Group], Data], Plot | None]] = {
     "distance": _distance,
     "accuracy-by-distance": accuracy_by_distance,
     "gain-at-drop": gain_at_drop,
+    "time-to-accuracy": time_to_accuracy,
 }
 """Figures that a row of a study may have, by the name of their files."""

@@ -30,6 +30,11 @@ def row_grid(entries: Sequence[Entry]) -> Grid:
         "paper %": [_number(entry.paper, ".2f") for entry in entries],
         "difference": [_number(entry.difference, "+.2f") for entry in entries],
         f"gap to {first}, 95 %": [show_gap(entry.gap) for entry in entries],
+        "EMA %": [
+            show_spread([*entry.averaged.values()], 2) if entry.averaged else ""
+            for entry in entries
+        ],
+        f"EMA, gap to {first}": [show_gap(entry.averaged_gap) for entry in entries],
         **{name: [_costs(entry)[name] for entry in entries] for name in COSTS},
         "marks": ["; ".join(entry.marks) for entry in entries],
     }

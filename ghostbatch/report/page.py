@@ -20,6 +20,7 @@ from ghostbatch.report.grid import by_columns, overview, row_grid
 from ghostbatch.report.instruments import instrument_figures
 from ghostbatch.report.runs import Results, read_results
 from ghostbatch.report.table import Table, show_rates, tables_of
+from ghostbatch.report.targets import target_figures
 from ghostbatch.train import Record
 
 RECORDS = "records.csv"
@@ -32,7 +33,7 @@ def write_report(folder: Path, figures: bool = False) -> tuple[Path, list[Table]
     """
     with VegaScript() as vega:
         results = read_results(folder)
-        measured = instrument_figures(results, folder)
+        measured = [*target_figures(results), *instrument_figures(results, folder)]
         plots = [*row_figures(results), *measured]
         for place in (folder, folder / "figures"):
             remove_leftovers(place)
@@ -49,7 +50,7 @@ def write_report(folder: Path, figures: bool = False) -> tuple[Path, list[Table]
 
 
 def _fits(plots: list[Plot]) -> list[Table]:
-    """Return the tables beside the figures of instruments."""
+    """Return the tables beside the figures of targets and instruments."""
     return [Table(p.title, p.fits.lines, [], p.fits.headers) for p in plots if p.fits]
 
 

@@ -4,12 +4,15 @@ The evidence is the paper's table 1, as `ghostbatch.study.paper` declares it, an
 docs/results.md. What neither has is said to be not measured.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import inf
 
+from ghostbatch.errors import InputError
 from ghostbatch.optim import Rule, lr_scale
 from ghostbatch.optim.regime import exact
-from ghostbatch.recipe import Plan
+from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.study.paper import table1
 
 CLIP = 5.0
@@ -54,9 +57,62 @@ def warmed_up(plan: Plan) -> Plan:
     return replace(recipe, regime=regime).plan(plan.samples)
 
 
-def advice_for(original: Plan, adapted: Plan) -> list[Advice]:
-    """Return what to change to go from one plan to the other, with reasons and evidence."""
+@dataclass(frozen=True)
+class MeasuredNoise:
+    """A gradient noise scale, and its interval if it is known, in samples."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.value < inf:
+            problem = f"{self.value:g} is not a finite number above 0"
+            raise InputError("noise_scale", problem, "measure it over more updates")
+        low, high = self.interval or (self.value, self.value)
+        if not 0 <= low <= self.value <= high:
+            problem = f"{low:g} to {high:g} does not contain the noise scale {self.value:g}"
+            raise InputError("interval", problem, "give LOW,HIGH, for example 800,1300")
+
+    def __str__(self) -> str:
+        """Return both as text."""
+        interval = (
+            self.interval and f" [{_samples(self.interval[0])}, {_samples(self.interval[1])}]"
+        )
+        return f"{_samples(self.value)} samples{interval or ''}"
+
+
+def efficiency(batch: int, noise_scale: float) -> float:
+    """Return the loss decrease per image at a batch, as a part of that at the smallest batches.
+
+    >>> efficiency(1000, noise_scale=1000)
+    0.5
+    """
+    return 1 / (1 + batch / noise_scale)
+
+
+def images_factor(batch: int, base_batch: int, noise_scale: float) -> float:
+    """Return the images to a training loss at a batch, as a factor of those at ``base_batch``.
+
+    Images go as 1 + batch / noise_scale. Updates are images / batch.
+
+    >>> images_factor(4096, 128, noise_scale=1000) == (1 + 4.096) / (1 + 0.128)
+    True
+    >>> images_factor(4096, 128, inf), images_factor(4096, 128, 0)
+    (1.0, 32.0)
+    """
+    if noise_scale == inf:
+        return 1.0
+    return (noise_scale + batch) / (noise_scale + base_batch)
+
+
+def advice_for(original: Plan, adapted: Plan, noise: MeasuredNoise | None = None) -> list[Advice]:
+    """Return what to change to go from one plan to the other, with reasons and evidence.
+
+    With a noise scale, the first advice says whether the large batch pays.
+    """
+    batch = [] if noise is None else [_batch(adapted.recipe, noise)]
     return [
+        *batch,
         _rate(original, adapted),
         _warmup(adapted),
         _ghost(adapted),
@@ -68,6 +124,36 @@ def advice_for(original: Plan, adapted: Plan) -> list[Advice]:
             "the paper clips in every column, so no figure shows its effect by itself",
         ),
     ]
+
+
+def _batch(recipe: Recipe, noise: MeasuredNoise) -> Advice:
+    batch, base = recipe.batch, recipe.base_batch
+    times = batch / noise.value
+    large, small = (100 * efficiency(each, noise.value) for each in (batch, base))
+    scales = (noise.value, *(noise.interval or ())[::-1])  # images fall as the scale grows
+    images = [images_factor(batch, base, scale) for scale in scales]
+    updates = [factor * base / batch for factor in images]
+    return Advice(
+        "batch",
+        f"{batch:,} is {times:.3g} times the noise scale of {noise}; batches up to the scale pay",
+        f"to the same training loss it takes {_factor(updates)} times the updates and "
+        f"{_factor(images)} times the images of batch {base:,}: updates go as 1 + B_noise / B, and "
+        f"images as 1 + B / B_noise, so each image does {large:.3g} % of what it does in the "
+        f"smallest batches ({small:.3g} % at {base:,})",
+        "McCandlish et al. 2018, An empirical model of large-batch training: a model of the "
+        "training loss at tuned rates, not of test accuracy; the noise scale grows during "
+        "training, so a larger batch pays later than at the start; not tested here",
+    )
+
+
+def _factor(values: Sequence[float]) -> str:
+    """Return a factor, and its interval if there is one, as text."""
+    first, *ends = (f"{value:.3g}" for value in values)
+    return f"{first} [{', '.join(ends)}]" if ends else first
+
+
+def _samples(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _rate(original: Plan, adapted: Plan) -> Advice:

@@ -72,6 +72,8 @@ def _time_kind(cells: Sequence[Cell], where: Where, device: torch.device) -> dic
         return {}
     per_cost = pace.update * costliest.plan.updates / costliest.cost
     return {
-        cell: replace(pace, update=per_cost * cell.cost / cell.plan.updates).seconds(cell.plan)
+        cell: replace(pace, update=per_cost * cell.cost / cell.plan.updates).seconds(
+            cell.plan, cell.evaluations
+        )
         for cell in cells
     }

@@ -10,6 +10,9 @@ from ghostbatch.errors import InputError, check_choice
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.study.instruments import Instrument
 
+EVALUATIONS = 20
+"""Evenly spaced evaluations of a run, as `train` has them."""
+
 FIGURES = ("error-by-update", "error-by-epoch", "distance")
 """Figures of a row that names no others; `ghostbatch.report.figures` has all kinds."""
 
@@ -21,6 +24,8 @@ class Cell:
     row: str
     column: str
     plan: Plan
+    evaluations: int = EVALUATIONS
+    """Evenly spaced evaluations of the run; more are at its start, see `train`."""
 
     @property
     def recipe(self) -> Recipe:
@@ -75,6 +80,12 @@ class Study:
     instruments: tuple[Instrument, ...] = ()
     scale: float = 1.0
     """Factor of all epochs of all columns; reports print it where it is not 1."""
+    evaluations: int = EVALUATIONS
+    """Evenly spaced evaluations of each run."""
+    targets: tuple[float, ...] = ()
+    """Accuracies in percent: the report draws the updates to each of them against the batch."""
+    provisional: str = ""
+    """What to do before the study can be run; until then `run_study` refuses it."""
 
     @property
     def columns(self) -> list[str]:
@@ -109,7 +120,8 @@ class Study:
                         reference = out.resolve() / name / recipe.reference / f"seed-{seed}"
                         recipe = replace(recipe, reference=str(reference))
                     samples = info(recipe.data, recipe.image_size, recipe.holdout).samples
-                    cells.append(Cell(name, column, _plan(recipe, samples, f"{name} {column}")))
+                    plan = _plan(recipe, samples, f"{name} {column}")
+                    cells.append(Cell(name, column, plan, self.evaluations))
         return sorted(cells, key=lambda cell: (cell.recipe.hold == "distance", -cell.cost))
 
     def instruments_of(self, cells: Sequence[Cell]) -> list[Instrument]:

@@ -65,14 +65,15 @@ class Job:
     """Share of a GPU that it needs, if it runs on one."""
     alone: bool = False
     """Whether it needs a process of its own, because a worker has died that ran it."""
+    evaluations: int = 20
+    """Evenly spaced evaluations of the run."""
 
     def run(self, on_record: OnRecord, should_stop: Callable[[], bool] | None = None) -> Summary:
         """Train in this process, or continue from the folder's checkpoint."""
         options = asdict(self.where)
         del options["ranks"]  # `train` finds them by itself
-        return train(
-            self.recipe, out=self.folder, on_record=on_record, should_stop=should_stop, **options
-        )
+        options |= {"evaluations": self.evaluations, "on_record": on_record}
+        return train(self.recipe, out=self.folder, should_stop=should_stop, **options)
 
 
 class Executor(Protocol):

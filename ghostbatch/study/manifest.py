@@ -65,8 +65,10 @@ def read_study(folder: Path) -> Study | None:
             Instrument(each["name"], each["recipe"] and Recipe.from_dict(each["recipe"]))
             for each in fields["instruments"]
         )
-        scale = fields.get("scale", 1.0)
-        return Study(fields["name"], rows, tuple(fields["seeds"]), instruments, scale)
+        later = {name: fields[name] for name in ("scale", "evaluations") if name in fields}
+        targets = tuple(fields.get("targets", ()))
+        seeds = tuple(fields["seeds"])
+        return Study(fields["name"], rows, seeds, instruments, targets=targets, **later)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise InputError(
             "folder", f"{path} cannot be read", "delete it and run the study again"

@@ -62,6 +62,9 @@ def run_study(
         make_executor: given the descriptor of the study's lock, returns what runs the jobs.
 
     """
+    if study.provisional:
+        problem = f"the settings of {study.name} are provisional"
+        raise InputError("study", problem, study.provisional)
     check_positive(jobs=jobs or 1, threads=where.threads, micro=where.micro, ranks=where.ranks)
     check_seconds(checkpoint_seconds=where.checkpoint_seconds)
     if not jobs and where.ranks > 1:
@@ -182,7 +185,9 @@ class CellRunner:
             self._running[cell] = device, share
             where = replace(self._where, device=device, micro=micro)
             alone = self._deaths[cell] > 0
-            self._start(cell, Job(cell.name, recipe, cell.folder(self._out), where, share, alone))
+            folder = cell.folder(self._out)
+            job = Job(cell.name, recipe, folder, where, share, alone, cell.evaluations)
+            self._start(cell, job)
 
     def _start(self, cell: Cell, job: Job) -> None:
         """Submit a job; without an executor, run it in this thread to its end."""

@@ -8,6 +8,7 @@ from ghostbatch.optim import Regime
 from ghostbatch.recipes import find_recipe
 from ghostbatch.study import paper
 from ghostbatch.study.ablation import ablation
+from ghostbatch.study.beyond import beyond, beyond_search
 from ghostbatch.study.calibration import calibration
 from ghostbatch.study.declare import Study
 from ghostbatch.study.instruments import Instrument
@@ -19,6 +20,7 @@ from ghostbatch.study.rows import (
     rate_or_noise,
     without_weight_decay,
 )
+from ghostbatch.study.targets import targets
 
 
 def quick() -> Study:
@@ -111,7 +113,8 @@ STUDIES: dict[str, Callable[[], Study]] = {
     for make in (
         *(quick, paper.table1, paper.table2, paper.figure1, paper.figure2, paper.figure3),
         *(paper.figure_b, paper.figure_c1, paper.figure_c2, paper.figure_c3, paper.longer),
-        *(ablation, calibration, diffusion, sharpness, walk, separable),
+        *(ablation, beyond_search, beyond, targets),
+        *(calibration, diffusion, sharpness, walk, separable),
     )
 }
 """Studies without arguments; `columns` takes a recipe."""

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from ghostbatch.study.advice import MEASURED
+from ghostbatch.study.advice import MEASURED, efficiency, images_factor
 from ghostbatch.study.paper import table1
 
 RESULTS = Path(__file__).parents[2] / "results" / "table1" / "resnet44-cifar10"
@@ -84,6 +84,43 @@ def test_the_papers_changes_are_those_between_the_columns_of_its_table(run):
         assert change in out
 
 
+def speed(batch, noise_scale):
+    """Return the loss that the best step at a batch gains, of the largest possible."""
+    rate = 1 / (1 + noise_scale / batch)  # of a quadratic with |G| = H = 1, by its best rate
+    variance = noise_scale / batch
+    return 2 * rate - rate**2 * (1 + variance)  # twice the expected decrease
+
+
+@pytest.mark.parametrize("noise_scale", [20.0, 1000.0, 30_000.0])
+def test_updates_to_a_loss_are_those_of_the_best_steps_on_a_noisy_quadratic(noise_scale):
+    for batch in (128, 1024, 4096):
+        factor = images_factor(batch, 128, noise_scale) * 128 / batch
+        assert factor == pytest.approx(speed(128, noise_scale) / speed(batch, noise_scale))
+        per_image = speed(batch, noise_scale) / batch
+        smallest = speed(1e-6, noise_scale) / 1e-6
+        assert efficiency(batch, noise_scale) == pytest.approx(per_image / smallest, rel=1e-6)
+
+
+def test_a_noise_scale_says_whether_the_batch_pays(run):
+    out = advise(run, *LARGE, "--noise-scale", "1000", "--interval", "800,1300")
+    block = out.split("\n\n")[1]
+    assert block.startswith("batch: 4,096 is 4.1 times the noise scale of 1,000 samples [800, 1,3")
+    updates, images = "0.141 [0.118, 0.165]", "4.52 [3.78, 5.28]"
+    assert f"{updates} times the updates and {images} times the images of batch 128" in block
+    page = (RESULTS.parents[2] / "docs" / "noise-scale.md").read_text()
+    assert updates in page
+    assert images in page
+    assert "each image does 19.6 % of what it does in the smallest batches (88.7 % at 128)" in block
+    assert "McCandlish et al. 2018" in block
+    assert "grows during training" in block
+    found = json.loads(advise(run, *LARGE, "--noise-scale", "1000", "--json"))
+    assert found["advice"][0]["setting"] == "batch"
+    assert "0.141 times the updates and 4.52 times" in found["advice"][0]["reason"]
+    assert "[1, 32] times the images" in advise(
+        run, *LARGE, "--noise-scale", "9", "--interval", "0,inf"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -93,6 +130,11 @@ def test_the_papers_changes_are_those_between_the_columns_of_its_table(run):
         ("--batch 4096 --samples 1000", "batch: 4096 is above the 1000 training samples"),
         ("--batch 4096 --hold distance", "hold: 'distance' is unknown"),
         ("", "batch: this flag is required"),
+        ("--batch 4096 --noise-scale inf", "noise_scale: inf is not a finite number above 0"),
+        ("--batch 4096 --noise-scale 0", "noise_scale: 0 is not a finite number above 0"),
+        ("--batch 4096 --interval 8,9", "interval: there is no noise scale; give noise_scale"),
+        ("--batch 4096 --noise-scale 5 --interval 8,9", "interval: 8 to 9 does not contain the"),
+        ("--batch 4096 --noise-scale 5 --interval 8", "interval: '8' is not an interval; give"),
     ],
 )
 def test_wrong_input_is_one_line_with_the_field(run, words, line):

@@ -80,13 +80,6 @@ def test_recalibrated_accuracy_is_a_column_where_runs_have_it(results):
     assert "| 93.25 |" in EXPORTS["markdown"](results)
 
 
-def test_the_accuracy_of_averaged_weights_is_a_mark(results):
-    for run, accuracy in zip(results.rows["a_row"][0].runs, (91.0, 92.0), strict=True):
-        run.summary = summary(90.0, ema_accuracy=accuracy)
-    sb, *_ = entries_of(results)["a_row"]
-    assert "91.50 ± 0.71 % with averaged weights" in sb.marks
-
-
 def test_markdown_has_a_line_per_column(results):
     title, _, header, rule, *lines = EXPORTS["markdown"](results).splitlines()
     assert title == r"### a\_row"
@@ -131,6 +124,16 @@ def test_json_has_numbers_of_every_column(results):
     assert columns["LB"]["gap"] == {"mean": -5.0, "interval": None, "pairs": 1}
     assert columns["+LR"]["accuracy"] is None
     assert [each["status"] for each in columns["LB"]["runs"]] == ["finished", "diverged"]
+
+
+def test_averaged_weights_have_a_gap_to_the_first_columns_own_weights(results):
+    assert "EMA" not in EXPORTS["markdown"](results)
+    sb, lb = (group.runs[0] for group in results.rows["a_row"])
+    sb.summary, lb.summary = summary(90.0, ema_accuracy=91.5), summary(85.0, ema_accuracy=89.0)
+    first, second, _ = entries_of(results)["a_row"]
+    assert (first.averaged, first.averaged_gap) == ({0: 91.5}, None)
+    assert (second.averaged, second.averaged_gap.mean) == ({0: 89.0}, -1.0)
+    assert "| EMA % | EMA, gap to SB |" in EXPORTS["markdown"](results)
 
 
 def test_without_altair_a_report_prints_its_tables_and_says_what_to_install(tmp_path, tiny):

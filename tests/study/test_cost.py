@@ -26,9 +26,9 @@ def timed(monkeypatch):
     return plans
 
 
-def evaluations(updates):
+def evaluations(updates, evenly=20):
     """One at the start, and those of a run's schedule."""
-    return 1 + len(schedule(updates, 20)[1])
+    return 1 + len(schedule(updates, evenly)[1])
 
 
 def test_the_costliest_cell_is_timed_and_the_others_are_in_proportion(timed):
@@ -41,6 +41,19 @@ def test_the_costliest_cell_is_timed_and_the_others_are_in_proportion(timed):
         assert cost.seconds[cell] == pytest.approx(expected)
     assert cost.places == 2
     assert cost.seconds_in_all == pytest.approx(sum(cost.seconds.values()) / 2)
+
+
+@pytest.mark.usefixtures("timed")
+def test_the_evaluations_that_a_study_asks_for_are_counted():
+    quick = find_study("quick")
+    seconds = [
+        measure_cost(replace(quick, evaluations=number).cells(["LB"], [0]), CPU, 1).seconds_in_all
+        for number in (20, 40)
+    ]
+    (cell,) = quick.cells(["LB"], [0])
+    more = evaluations(cell.plan.updates, 40) - evaluations(cell.plan.updates)
+    assert more > 10
+    assert seconds[1] - seconds[0] == pytest.approx(2 * more)
 
 
 def test_each_network_is_timed_and_one_that_cannot_be_timed_is_left_out(timed):
