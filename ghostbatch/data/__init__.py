@@ -21,11 +21,13 @@ from ghostbatch.data.skipped import (
     SkippedImages,
     check_limit,
 )
+from ghostbatch.data.split import BatchSplit
 from ghostbatch.data.stream import PermutationStream
 
 __all__ = [
     "BAD_IMAGE_LIMIT",
     "DATASETS",
+    "BatchSplit",
     "Data",
     "Feed",
     "Fingerprint",
