@@ -15,6 +15,7 @@ from ghostbatch.data.datasets import Info, check_holdout
 from ghostbatch.data.feed import MicroBatch, TensorFeed, to_device
 from ghostbatch.data.fingerprint import Fingerprint, fingerprint_of
 from ghostbatch.data.folder import FolderFeed
+from ghostbatch.data.sampler import ExactBatchSampler
 from ghostbatch.data.skipped import (
     BAD_IMAGE_LIMIT,
     OnBadImage,
@@ -29,6 +30,7 @@ __all__ = [
     "DATASETS",
     "BatchSplit",
     "Data",
+    "ExactBatchSampler",
     "Feed",
     "Fingerprint",
     "FolderFeed",
