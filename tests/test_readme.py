@@ -1,5 +1,6 @@
 """Every command and code block of the README and the docs runs, and shows what they say."""
 
+import csv
 import os
 import re
 import shlex
@@ -7,11 +8,12 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock, call
 
 import pytest
 
 import ghostbatch as gb
-from ghostbatch import cli
+from ghostbatch import cli, optional
 from ghostbatch.cli import evaluate, export, report, study, train
 from ghostbatch.cli.flags import parse
 from ghostbatch.data.catalog import INFO
@@ -22,11 +24,21 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *DOCS.glob("*.md"))}
-PYTHON = [
-    pytest.param(code, id=f"{name}-{number}")
+BLOCKS = {
+    f"{name}-{number}": code
     for name, text in PAGES.items()
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+}
+LOGGERS = {
+    library: code
+    for library in ("csv", "wandb", "mlflow")
+    for code in BLOCKS.values()
+    if f"import {library}\n" in code
+}
+PYTHON = [
+    pytest.param(code, id=name) for name, code in BLOCKS.items() if code not in LOGGERS.values()
 ]
+OPTIONAL = {"accelerate", "lightning", "timm", "transformers"}
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 SMALLER = {
@@ -96,12 +108,42 @@ def test_the_pages_have_the_blocks_that_these_tests_use():
 @pytest.mark.usefixtures("registries")
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # Lightning's own
 def test_python_blocks_run(code):
+    optional.import_torchvision()  # timm's and transformers' own import of it would fail in places
     try:
         exec(compile(code, "README.md", "exec"), {})  # noqa: S102 (our own README)
     except InputError as error:
         if "is not installed" not in str(error):
             raise
         pytest.skip(str(error))  # a block about a library that is optional
+    except ModuleNotFoundError as error:
+        if error.name not in OPTIONAL:
+            raise
+        pytest.skip(f"{error.name} is not installed")
+
+
+def test_the_loggers_of_the_docs_get_every_record(tmp_path, monkeypatch):
+    """W&B and MLflow are stand-ins that note what they are given."""
+    monkeypatch.chdir(tmp_path)
+    for library in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, library, MagicMock())
+    for code in LOGGERS.values():
+        exec(compile(code, "runs.md", "exec"), {})  # noqa: S102 (our own docs)
+    with Path("run.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["split"] for row in rows} == {"train", "validation"}
+    expected = [
+        call(
+            {
+                f"{row['split']}/{name}": float(row[name])
+                for name in ("loss", "accuracy", "distance")
+            },
+            step=int(row["update"]),
+        )
+        for row in rows
+    ]
+    run = sys.modules["wandb"].init.return_value.__enter__.return_value
+    assert run.log.mock_calls == expected
+    assert sys.modules["mlflow"].log_metrics.mock_calls == expected
 
 
 @pytest.mark.parametrize("command", sorted(OTHERS))

@@ -3,13 +3,14 @@
 It works with ``lightning`` and with ``pytorch_lightning``.
 """
 
+from contextlib import suppress
 from fractions import Fraction
 from math import floor
 from typing import Any
 
 from torch import nn
 
-from ghostbatch.diagnostics import WeightDistance
+from ghostbatch.diagnostics import GradientNoiseScale, WeightDistance
 from ghostbatch.errors import InputError, check_positive
 from ghostbatch.nn import to_ghost
 from ghostbatch.optim import Rule, adapt, lr_scale, scale_rates
@@ -18,6 +19,9 @@ from ghostbatch.optional import import_lightning
 
 DISTANCE = "weight_distance"
 """The name under which loggers get the distance of the weights from their initial values."""
+
+NOISE_SCALE = "gradient_noise_scale"
+"""The name under which loggers get the gradient noise scale."""
 
 
 class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whichever is installed
@@ -45,6 +49,10 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
             if they count updates of ``base_batch``.
         clip: largest L2 norm of the gradient; None does not clip. A Trainer with a
             ``gradient_clip_val`` of its own keeps it. With manual optimization, clip yourself.
+        noise_scale: also estimate the gradient noise scale from the accumulated batches of all
+            processes, two or more, and log it as "gradient_noise_scale" with the distance. It is
+            an average since the fit began or was resumed; the attribute ``gradient_noise_scale``
+            is the instrument, which has the interval.
 
     """
 
@@ -58,11 +66,14 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
         hold: HeldTime = "epochs",
         unit: Time = "epochs",
         clip: float | None = 5.0,
+        noise_scale: bool = False,
     ) -> None:
         check_positive(batch=batch, base_batch=base_batch, ghost=ghost)
         stretch_factor(batch, base_batch, rule, hold, unit)  # refuses what it does not know
         self.batch, self.base_batch, self.ghost = batch, base_batch, ghost
         self.rule, self.hold, self.unit, self.clip = rule, hold, unit, clip
+        self.noise_scale = noise_scale
+        self.gradient_noise_scale: GradientNoiseScale | None = None
         self._factor = lr_scale(batch, base_batch, rule)
         self._limits: dict[str, int | None] = {}
         self._walked: WeightDistance | None = None
@@ -80,6 +91,8 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
         self._walked = WeightDistance(pl_module)
         if self._saved:  # Lightning has restored the callbacks and the weights before
             self._walked.load_state_dict(self._saved)
+        if self.noise_scale:
+            self._start_noise_scale(trainer, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Refuse a loader whose batches do not make up ``batch``."""
@@ -96,16 +109,31 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
             )
             raise InputError("batch", f"{self.batch} is not the loader's {made}", remedy)
 
+    def on_after_backward(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Note the gradients of one part of the batch."""
+        del pl_module
+        if self.gradient_noise_scale is not None:
+            parts = trainer.world_size * trainer.accumulate_grad_batches
+            self.gradient_noise_scale.part(self.batch // parts)
+
+    def on_before_optimizer_step(self, *_: Any) -> None:
+        """Estimate the noise scale of one batch, before its gradients are clipped."""
+        if self.gradient_noise_scale is not None:
+            with suppress(InputError):  # the last batch of an epoch may have a single part
+                self.gradient_noise_scale.update()
+
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Measure and log the distance, every ``log_every_n_steps`` updates."""
+        """Log the distance and the noise scale, every ``log_every_n_steps`` updates."""
         update, every = trainer.global_step, trainer.log_every_n_steps
         if not trainer.loggers or not every or update % every or update == self._measured:
             return
         assert self._walked is not None  # noqa: S101 (set when the fit started)
         self._measured = update
-        distance = self._walked.distance().total  # on all ranks, as FSDP2 needs it
+        values = {DISTANCE: self._walked.distance().total}  # on all ranks, as FSDP2 needs it
+        if self.gradient_noise_scale is not None:
+            values[NOISE_SCALE] = self.gradient_noise_scale.estimate().value
         for logger in trainer.loggers:
-            logger.log_metrics({DISTANCE: distance}, step=update)
+            logger.log_metrics(values, step=update)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the initial weights, from which a resumed fit measures, too."""
@@ -116,6 +144,16 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
         self._saved = state_dict
         if self._walked is not None:
             self._walked.load_state_dict(state_dict)
+
+    def _start_noise_scale(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Measure the noise scale, where the gradients of two or more parts can be seen."""
+        if trainer.world_size * trainer.accumulate_grad_batches < 2:
+            remedy = "accumulate two or more batches, or use several processes"
+            raise InputError("noise_scale", "a batch in one part does not show the noise", remedy)
+        if trainer.precision == "16-mixed" or not pl_module.automatic_optimization:
+            problem = "precision 16-mixed and manual optimization change the gradients in between"
+            raise InputError("noise_scale", problem, "use gb.GradientNoiseScale in your module")
+        self.gradient_noise_scale = GradientNoiseScale(trainer.strategy.model)
 
     def _adapt_rates(self, trainer: Any) -> None:
         for config in trainer.lr_scheduler_configs:

@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 
-from ghostbatch.data import Feed, MicroBatch, TensorFeed
+from ghostbatch.data import BatchSplit, Feed, MicroBatch, TensorFeed
 from ghostbatch.errors import InputError
 from ghostbatch.nn import MODELS
 from ghostbatch.train.device import PROCESS
 from ghostbatch.train.ranks import Ranks
-from ghostbatch.train.split import BatchSplit
 from ghostbatch.train.state import State
 from ghostbatch.train.update import Update
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ghostbatch.data import Feed, FolderFeed
+from ghostbatch.data import BatchSplit, Feed, FolderFeed
 from ghostbatch.nn import sync_statistics
 from ghostbatch.train.divergence import find_nonfinite
 from ghostbatch.train.evaluate import (
@@ -29,7 +29,7 @@ from ghostbatch.train.record import (
     Status,
     Summary,
 )
-from ghostbatch.train.split import BatchSplit, evaluation_remedy
+from ghostbatch.train.split import evaluation_remedy
 from ghostbatch.train.state import State, autocast
 from ghostbatch.train.update import Update
 

@@ -10,6 +10,7 @@ import torch
 
 from ghostbatch.data import (
     BAD_IMAGE_LIMIT,
+    BatchSplit,
     Data,
     Feed,
     OnBadImage,
@@ -39,7 +40,7 @@ from ghostbatch.train.ranks import TIMEOUT, Ranks, joined
 from ghostbatch.train.record import OnProgress, OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
 from ghostbatch.train.signals import Signals
-from ghostbatch.train.split import BatchSplit, memory_remedy, split_batch
+from ghostbatch.train.split import memory_remedy, split_batch
 from ghostbatch.train.state import State, can_share_process, image_format, use_gpu_layers
 from ghostbatch.train.temporary import temporary_folder
 from ghostbatch.train.update import Update

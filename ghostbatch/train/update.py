@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ghostbatch.data import Feed, MicroBatch, to_device
+from ghostbatch.data import BatchSplit, Feed, MicroBatch, to_device
 from ghostbatch.draws import generator, key, seed_generators
 from ghostbatch.nn import MODELS, DropConnect
 from ghostbatch.ops.backends.base import has_triton
@@ -19,7 +19,6 @@ from ghostbatch.ops.loss import summed_cross_entropy
 from ghostbatch.optim import noise_weights, random_labels
 from ghostbatch.train.monitor import FAR, PATIENCE
 from ghostbatch.train.ranks import Ranks
-from ghostbatch.train.split import BatchSplit
 from ghostbatch.train.state import State, autocast
 
 if TYPE_CHECKING:

@@ -1,19 +1,34 @@
 """A Lightning fit with the callback has the weights of a plain loop that was adapted by hand."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from launch_ranks import case_names, ranks_fixture
 
 from ghostbatch import GhostBatchNorm1d, InputError, optional
+from ghostbatch.data import ExactBatchSampler
 
 try:
     optional.import_lightning()
 except InputError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from lightning_fit import LR, L, Module, assert_equal, fit, large_batch, loader, plain_loop
+from lightning_fit import (
+    BATCH,
+    LR,
+    SAMPLES,
+    L,
+    Module,
+    assert_equal,
+    assert_equal_noise,
+    fit,
+    large_batch,
+    loader,
+    noise_scale,
+    plain_loop,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own, of workers and of pytrees
 SCRIPT = Path(__file__).with_name("lightning_ranks.py")
@@ -67,13 +82,13 @@ def test_a_fit_has_the_weights_of_the_plain_loop(made, given, options, updates, 
 
 
 class Kept(L.loggers.Logger):
-    """Keeps the distances that it is given."""
+    """Keeps the distances and noise scales that it is given."""
 
     name, version = "kept", 0
 
     def __init__(self):
         super().__init__()
-        self.distances = {}
+        self.distances, self.noise_scales = {}, {}
 
     def log_hyperparams(self, *_, **__):
         pass
@@ -81,6 +96,8 @@ class Kept(L.loggers.Logger):
     def log_metrics(self, metrics, step=None):
         if "weight_distance" in metrics:
             self.distances[step] = metrics["weight_distance"]
+        if "gradient_noise_scale" in metrics:
+            self.noise_scales[step] = metrics["gradient_noise_scale"]
 
 
 def test_a_resumed_fit_ends_with_the_same_bits_and_measures_from_the_first_weights(tmp_path):
@@ -100,6 +117,61 @@ def test_a_resumed_fit_ends_with_the_same_bits_and_measures_from_the_first_weigh
     expected = {update: distances[update - 1] for update in (2, 4, 6, 8, 10, 12)}
     assert logged.distances == pytest.approx(expected, rel=1e-4)
     assert kept.distances == {update: logged.distances[update] for update in (10, 12)}
+
+
+def test_the_noise_scale_of_accumulated_batches_is_logged_if_asked_for():
+    callback, scale, kept = large_batch(noise_scale=True), noise_scale(), Kept()
+    parts = {"size": 4, "accumulate_grad_batches": 4}
+    fit(Module(), callback, max_epochs=3, logger=kept, log_every_n_steps=5, **parts)
+    plain_loop(12, [4, 8], parts=4, scale=scale)
+    assert_equal_noise(callback, scale)
+    first = noise_scale()
+    plain_loop(5, [4], parts=4, scale=first)
+    assert kept.noise_scales[5] == pytest.approx(first.estimate().value, rel=1e-3)
+    assert kept.noise_scales.keys() == kept.distances.keys() == {5, 10}
+
+
+def test_a_last_batch_in_one_part_does_not_count_for_the_noise_scale():
+    callback = large_batch(noise_scale=True)
+    parts = {"size": 8, "accumulate_grad_batches": 2, "limit_train_batches": 5}
+    assert fit(Module(), callback, max_epochs=2, **parts).global_step == 6
+    assert callback.gradient_noise_scale.estimate().updates == 4
+
+
+def test_the_noise_scale_of_a_batch_in_one_part_is_refused():
+    with pytest.raises(InputError, match=r"^noise_scale: a batch in one part .*; accumulate two"):
+        fit(Module(), large_batch(noise_scale=True), max_epochs=1)
+
+
+@pytest.mark.parametrize(("precision", "automatic"), [("16-mixed", True), ("32-true", False)])
+def test_the_noise_scale_of_gradients_that_change_in_between_is_refused(precision, automatic):
+    """The trainer is a stand-in: on a CPU Lightning has no 16-mixed."""
+    module = Module()
+    module.automatic_optimization = automatic
+    trainer = SimpleNamespace(world_size=2, accumulate_grad_batches=1, precision=precision)
+    with pytest.raises(InputError, match=r"^noise_scale: precision 16-mixed and manual"):
+        large_batch(noise_scale=True)._start_noise_scale(trainer, module)
+
+
+def test_a_fit_with_the_exact_sampler_resumes_in_the_middle_of_an_epoch(tmp_path):
+    class Exact(Module):
+        def train_dataloader(self):
+            sampler = ExactBatchSampler(SAMPLES, BATCH, micro=8)
+            sampler.set_update(self.trainer.global_step)
+            return loader(sampler)
+
+        def on_train_batch_end(self, *_):
+            if self.trainer.global_step == 6 and not middle.exists():
+                self.trainer.save_checkpoint(middle)  # an epoch has 4 updates
+
+    middle = tmp_path / "fit.ckpt"
+    parts = {"size": None, "accumulate_grad_batches": 2}
+    whole, second = Exact(), Exact()
+    fit(whole, large_batch(), max_epochs=3, **parts)
+    trainer = fit(second, large_batch(), max_epochs=3, resume=middle, **parts)
+    assert trainer.global_step == 12
+    for module in (whole, second):
+        assert_equal(module, plain_loop(12, [4, 8], exact=True)[0])
 
 
 def test_a_second_fit_of_the_same_trainer_stretches_its_limits_once():

@@ -1,14 +1,24 @@
-"""Accelerate: its hooks are noticed, and what the docs say of its scheduler is so."""
+"""Accelerate: its hooks are noticed, and its scheduler and its shards are what the docs say."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from launch_ranks import case_names, ranks_fixture
 from torch import nn
 
 import ghostbatch as gb
+from ghostbatch.data import ExactBatchSampler
 
 accelerate = pytest.importorskip("accelerate")
+SCRIPT = Path(__file__).with_name("accelerate_ranks.py")
+on_ranks = ranks_fixture(SCRIPT, 2)
+
+
+@pytest.mark.parametrize("name", case_names(SCRIPT))
+def test_on_ranks(on_ranks, name):
+    on_ranks(name)
 
 
 def first_drop(monkeypatch, *, prepared, **options):
@@ -41,6 +51,18 @@ def test_the_ways_that_the_docs_name_step_once_per_update(monkeypatch):
     assert first_drop(monkeypatch, prepared=False) == 8
     assert first_drop(monkeypatch, prepared=True, dataloader_config=split) == 8
     assert first_drop(monkeypatch, prepared=True, step_scheduler_with_optimizer=False) == 8
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_its_shards_of_the_exact_sampler_are_those_of_the_ranks(split, rank):
+    """Without ``split_batches`` it gives every second list to each process, here half a micro."""
+    sampler = ExactBatchSampler(20, 8, micro=4 if split else 2, ranks=1)
+    shards = accelerate.data_loader.BatchSamplerShard(sampler, 2, rank, split_batches=split)
+    expected = ExactBatchSampler(20, 8, micro=4, rank=rank, ranks=2)
+    for _ in range(2):  # passes
+        assert list(shards) == list(expected)
+    assert len(shards) == len(expected)
 
 
 def test_a_layer_with_one_of_its_hooks_is_named():

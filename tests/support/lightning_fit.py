@@ -1,5 +1,6 @@
 """A small Lightning module, and the same training as a plain loop: the oracle."""
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -57,6 +58,8 @@ class Module(L.LightningModule):
 def loader(size):
     """Return batches in the order of the data; a sampler of Lightning's own would shuffle."""
     dataset = TensorDataset(*data())
+    if isinstance(size, gb.data.ExactBatchSampler):
+        return DataLoader(dataset, batch_sampler=size)
     sampler = DistributedSampler(dataset, shuffle=False) if dist.is_initialized() else None
     return DataLoader(dataset, batch_size=size, sampler=sampler)
 
@@ -68,30 +71,47 @@ def fit(module, callback, *, size=BATCH, resume=None, **options):
         **{"accelerator": "cpu", "devices": 1, "enable_checkpointing": False, **quiet, **options},
         callbacks=[callback],
     )
-    trainer.fit(module, loader(size), ckpt_path=resume)
+    trainer.fit(module, loader(size) if size else None, ckpt_path=resume)
     return trainer
 
 
-def plain_loop(updates, drops, *, ranks=1, parts=1, ghost=GHOST):
+def noise_scale():
+    """Return an instrument for `plain_loop`."""
+    return gb.GradientNoiseScale(network(), process_group=gb.LOCAL)
+
+
+def plain_loop(updates, drops, *, ranks=1, parts=1, ghost=GHOST, scale=None, exact=False):
     """Return the network of a plain loop with rates of 0.2, and its distance after each update.
 
-    Each part of a batch holds the samples of rank 0, then those of rank 1: every R-th one each.
+    Each part of a batch holds the samples of rank 0, then those of rank 1: every R-th one each. If
+    ``exact``, the batches are those of the stream. ``scale`` gets the gradients of the parts.
     """
     model = gb.to_ghost(network(), ghost, process_group=gb.LOCAL)
     walked, distances = gb.WeightDistance(model), []
     optimizer = torch.optim.SGD(model.parameters(), lr=2 * LR, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, drops, gamma=GAMMA)
     x, y = data()
+    stream = gb.data.PermutationStream(SAMPLES, BATCH, seed=0)
     for update in range(updates):
         start = update * BATCH % SAMPLES
         chosen = torch.arange(start, start + BATCH).view(parts, -1, ranks).mT.flatten()
+        chosen = stream.indices(update) if exact else chosen
         optimizer.zero_grad()
-        F.cross_entropy(model(x[chosen]), y[chosen]).backward()
+        losses = F.cross_entropy(model(x[chosen]), y[chosen], reduction="none")
+        if scale is not None:
+            shards = losses.chunk(parts * ranks)
+            scale.update([gradients(model, shard) for shard in shards], len(shards[0]))
+        losses.mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         scheduler.step()
         distances.append(walked.distance().total)
     return model, distances
+
+
+def gradients(model, losses):
+    """Return the gradients of the mean of ``losses``."""
+    return torch.autograd.grad(losses.mean(), list(model.parameters()), retain_graph=True)
 
 
 def assert_equal(module, model):
@@ -104,3 +124,10 @@ def assert_equal(module, model):
 def large_batch(**options):
     """Return the callback."""
     return LargeBatch(**{**SIZES, **options})
+
+
+def assert_equal_noise(callback, scale):
+    """Compare the noise scale that a callback measured with another one."""
+    found, expected = callback.gradient_noise_scale.estimate(), scale.estimate()
+    assert found.updates == expected.updates
+    assert (found.signal, found.noise) == pytest.approx((expected.signal, expected.noise), rel=1e-3)

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from ghostbatch.data import BatchSplit
 from ghostbatch.errors import InputError
 from ghostbatch.nn import find_model, to_ghost
-from ghostbatch.train.split import BatchSplit, split_batch
+from ghostbatch.train.split import split_batch
 
 
 @st.composite
