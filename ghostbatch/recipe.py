@@ -28,6 +28,7 @@ from ghostbatch.optim import (
     update_at,
 )
 from ghostbatch.optim.average import check_decay
+from ghostbatch.optim.optimizers import check_spec
 
 Hold = Literal["epochs", "updates", "distance", "rate"]
 Init = Literal["network", "glorot"]
@@ -142,26 +143,25 @@ class Recipe:
         if self.seed < 0:
             raise InputError("seed", f"{self.seed} is below 0", "use 0 or more")
         if self.ghost is not None and self.ghost > self.batch:
-            raise InputError(
-                "ghost", f"{self.ghost} is above batch {self.batch}", "use batch or less"
-            )
+            problem = f"{self.ghost} is above batch {self.batch}"
+            raise InputError("ghost", problem, "use batch or less")
         if self.noise and self.batch < self.base_batch:
-            raise InputError(
-                "noise", f"batch {self.batch} is below base_batch {self.base_batch}", "turn it off"
-            )
+            problem = f"batch {self.batch} is below base_batch {self.base_batch}"
+            raise InputError("noise", problem, "turn it off")
         if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
             raise InputError("clip", f"{self.clip} is not above 0", "use None to turn it off")
         if self.ema is not None:
             check_decay("ema", self.ema)
         self._check_probabilities()
-        self.optimizer.check(self.regime)
+        check_spec(self.optimizer, self.regime)
         self.optimizer.scaled(self.batch, self.base_batch, self.lr_rule)  # refuses what it cannot
         self._check_rates()
 
     def _check_probabilities(self) -> None:
         for name in ("label_noise", "label_smoothing", "dropconnect"):
-            if not 0 <= getattr(self, name) < 1:
-                problem = f"{getattr(self, name)} is not a probability below 1"
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and 0 <= value < 1):
+                problem = f"{value!r} is not a probability below 1"
                 raise InputError(name, problem, "use 0 to turn it off")
 
     def _check_rates(self) -> None:

@@ -1,6 +1,7 @@
 """A recipe and its plan: what is held, what is scaled, what is refused."""
 
 import json
+import re
 from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 from math import isqrt, nan, sqrt
@@ -252,3 +253,12 @@ def test_nesterov_momentum_needs_momentum():
     still = replace(SMALL.regime, momentum=0)
     with pytest.raises(InputError, match=r"^optimizer\.nesterov: needs momentum; set regime\.mom"):
         replace(SMALL, regime=still, optimizer=SGD(nesterov=True))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("optimizer", "sgd"), ("ema", "0.9"), ("label_smoothing", None), ("dropconnect", "x")],
+)
+def test_a_value_of_another_type_is_refused_by_its_field(field, value):
+    with pytest.raises(InputError, match=rf"^{field}: {re.escape(repr(value))} is not "):
+        replace(SMALL, **{field: value})

@@ -51,16 +51,17 @@ class WeightAverage:
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise InputError("model", "it has no trainable parameters", "give one that has")
-        self._sums = {n: torch.zeros_like(p).detach() for n, p in self._parameters.items()}
+        # In bf16 the small steps of an average would be rounded away.
+        self._sums = {n: torch.zeros_like(p, dtype=_wide(p)) for n, p in self._parameters.items()}
         first = next(iter(self._parameters.values()))
         # The same average of the number 1: the factors of all updates so far, added up.
-        self._one = torch.ones((), dtype=first.dtype, device=first.device)
+        self._one = torch.ones((), dtype=_wide(first), device=first.device)
         self._total = torch.zeros_like(self._one)
 
     @torch.no_grad()
     def update(self) -> None:
         """Add the weights of now."""
-        weights: list[Tensor] = [*self._parameters.values()]
+        weights = [weight.to(_wide(weight)) for weight in self._parameters.values()]
         torch._foreach_lerp_([*self._sums.values()], weights, 1 - self.decay)
         self._total.lerp_(self._one, 1 - self.decay)
 
@@ -96,7 +97,11 @@ class WeightAverage:
         self._total.copy_(state_dict["total"])
 
 
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def check_decay(field: str, decay: float) -> None:
     """Refuse a decay that is not between 0 and 1."""
-    if not 0 < decay < 1:
-        raise InputError(field, f"{decay} is not between 0 and 1", "use 0.999, for example")
+    if not (isinstance(decay, float) and 0 < decay < 1):
+        raise InputError(field, f"{decay!r} is not between 0 and 1", "use 0.999, for example")

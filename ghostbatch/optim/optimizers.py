@@ -188,6 +188,14 @@ OPTIMIZERS: dict[OptimizerKind, type[OptimizerSpec]] = {
 }
 
 
+def check_spec(spec: OptimizerSpec, regime: Regime) -> None:
+    """Refuse what is no spec, and one that does not go with the regime."""
+    if not isinstance(spec, OptimizerSpec):
+        problem = f"{spec!r} is not an optimizer of ghostbatch.optim"
+        raise InputError("optimizer", problem, "use optim.SGD(), for example")
+    spec.check(regime)
+
+
 def spec_to_dict(spec: OptimizerSpec) -> dict[str, Any]:
     """Return the spec as plain data for JSON, with its tag."""
     return {"kind": spec.kind, **asdict(spec)}

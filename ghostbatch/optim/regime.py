@@ -122,6 +122,9 @@ class Regime:
                     f"epoch {epoch} is not before the end at {self.epochs}",
                     "remove it or raise regime.epochs",
                 )
+            if not self.weight_decay and len(drop) == 3 and drop[2]:
+                problem = f"weight decay {drop[2]:g} after 0 would have no effect: groups at 0 stay"
+                raise InputError("regime.drops", problem, "begin with one above 0")
             before = epoch
 
     def __reduce__(self) -> tuple[Any, ...]:

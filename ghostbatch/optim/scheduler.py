@@ -5,6 +5,7 @@ from bisect import bisect_right
 from fractions import Fraction
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -117,7 +118,10 @@ class RegimeScheduler(LRScheduler):
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = self.last_epoch + 1
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            group["lr"] = lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)  # a captured graph reads this very tensor
+            else:
+                group["lr"] = lr
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 

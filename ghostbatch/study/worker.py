@@ -109,10 +109,21 @@ def _run(number: int, job: Job, reply: Reply, stop: Flag, streams: Streams) -> N
     except RankError:  # torchrun tells which rank was lost
         os._exit(1)
     except (InputError, OSError) as error:
+        _release(error)
         reply(number, error)
     except BaseException:  # a fault; on a GPU nothing can be trusted after some of them
         traceback.print_exc()
         os._exit(1)
+
+
+def _release(error: Exception) -> None:
+    """Free what the frames of an error hold: after a lack of memory, the memory of its job."""
+    for each in (error, error.__cause__, error.__context__):
+        if each is not None:
+            traceback.clear_frames(each.__traceback__)
+    if torch.cuda.is_initialized():
+        with PROCESS:
+            torch.cuda.empty_cache()
 
 
 @contextmanager

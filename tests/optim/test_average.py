@@ -120,3 +120,17 @@ def test_a_bad_argument_is_refused_by_name(field, arguments):
 def test_an_empty_average_is_refused():
     with pytest.raises(InputError, match=r"^average: it is empty; call update"):
         weights_in(WeightAverage(network(), 0.9), network())
+
+
+def test_an_average_of_bf16_weights_is_that_of_the_same_weights_in_fp32():
+    """Steps of 0.001 are lost in bf16."""
+    layers = [torch.nn.Linear(1, 1, bias=False, dtype=t) for t in (torch.bfloat16, torch.float32)]
+    averages = [WeightAverage(layer, 0.999) for layer in layers]
+    for value in [1.0] * 800 + [3.0] * 800:
+        for layer, average in zip(layers, averages, strict=True):
+            torch.nn.init.constant_(layer.weight, value)
+            average.update()
+    narrow, wide = (average._sums["weight"] / average._total for average in averages)
+    assert torch.equal(narrow, wide)
+    with averages[0].applied():
+        assert layers[0].weight.item() == pytest.approx(wide.item(), rel=0.01)

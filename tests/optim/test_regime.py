@@ -66,6 +66,14 @@ def test_warm_up_rises_linearly_from_zero_and_then_stays_out_of_the_way():
     assert regime.at(1).weight_decay == 1e-4
 
 
+def test_weight_decay_that_would_begin_at_a_drop_is_refused():
+    """Groups without weight decay stay without."""
+    with pytest.raises(
+        InputError, match=r"^regime\.drops: weight decay 0\.5 after 0 would have no"
+    ):
+        Regime(lr=0.1, epochs=10, drops=((5, 0.01, 0.5),), weight_decay=0.0)
+
+
 def test_drops_and_a_schedule_without_them_are_refused_together():
     with pytest.raises(
         InputError, match=r"^regime\.drops: schedule cosine has none; leave them out"

@@ -315,3 +315,22 @@ def test_a_regime_that_was_given_nothing_or_agrees_says_nothing(given, own, recw
 def test_momentum_is_not_compared_with_an_optimizer_that_has_none(recwarn):
     adamw(Regime(lr=0.2, epochs=8, momentum=0.5))
     assert not list(recwarn)
+
+
+def test_a_rate_that_lies_in_a_tensor_stays_in_it_when_a_state_is_loaded():
+    """A captured CUDA graph reads this very tensor."""
+    regime = Regime(lr=0.1, epochs=10, drops=((1, 0.01),))
+
+    def built():
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=torch.tensor(0.1), foreach=False)
+        return optimizer, RegimeScheduler(optimizer, regime, samples_per_epoch=4, batch=2)
+
+    (optimizer, scheduler), (other, resumed) = built(), built()
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    tensor = other.param_groups[0]["lr"]
+    resumed.load_state_dict(scheduler.state_dict())
+    assert other.param_groups[0]["lr"] is tensor
+    assert tensor.item() == pytest.approx(0.01)
