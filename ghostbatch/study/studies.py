@@ -29,7 +29,7 @@ def quick() -> Study:
     Command: ``ghostbatch study quick``.
     Expected: SB 95.8, LB 91.1, +LR 94.1, +GBN 94.7, +RA 95.2 %, each within 0.7 over seeds, and
     within 0.4 of that with recalibrated statistics.
-    Cost: 2:36 minutes on two cores; most of it for +RA, which sees the data 144 times.
+    Cost: 1:58 minutes on two cores; most of it for +RA, which sees the data 144 times.
 
     Every column has 70 updates or more, which leave 0.06 % of the initial running statistics. The
     rate was chosen on held-out digits, for SB alone: docs/paper.md.

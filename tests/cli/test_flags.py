@@ -167,7 +167,7 @@ def test_help_of_a_study_says_what_it_expects_and_costs(run):
     lines = [line.strip() for line in run("study", "quick", "--help")[1].splitlines()]
     assert "Command: ghostbatch study quick." in lines
     assert any(line.startswith("Expected: SB 95.8,") for line in lines)
-    assert any(line.startswith("Cost: 2:36 minutes on two cores") for line in lines)
+    assert any(line.startswith("Cost: 1:58 minutes on two cores") for line in lines)
     assert "Columns: SB, LB, +LR, +GBN, +RA." in lines
 
 
