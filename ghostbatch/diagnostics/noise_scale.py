@@ -135,7 +135,7 @@ class GradientNoiseScale:
 
     @torch.no_grad()
     def part(self, samples: int) -> None:
-        """Note a part of so many samples: what the gradients have gained since the last part."""
+        """Note what the gradients have gained since the last part, from ``samples`` samples."""
         check_positive(samples=samples)
         gradients = self._gradients()
         if self._growth is None:

@@ -16,7 +16,7 @@ def ratio_interval(blocks: NDArray[np.float64], level: float) -> tuple[float, fl
     that no finite ratio agrees with the blocks, and (0, inf) for fewer than two blocks.
 
     Args:
-        blocks: for each block, a count, and the sums of x and y over so many.
+        blocks: for each block, a count, and the sums of x and y over that count.
         level: probability of the interval.
 
     >>> blocks = np.array([[1, 9.0, 21.0], [1, 11.0, 19.0], [1, 10.0, 20.0]])

@@ -70,8 +70,8 @@ def largest_eigenvalue(
             eigenvalue is then the largest curvature along steps d_i = |w_i| v_i with |v| = 1.
             Rescaling a layer pair (inputs x c, outputs / c) leaves it as it was, but makes the
             plain eigenvalue grow without bound, for large and for small c.
-        tolerance: stop when the residual is at most so many times the value.
-        iterations: stop after so many products with the Hessian.
+        tolerance: stop when the residual is at most this multiple of the value.
+        iterations: largest number of products with the Hessian.
         seed: seeds the first vector.
 
     >>> model = nn.Linear(2, 1, bias=False)

@@ -35,8 +35,8 @@ DIGITS = 100
 def rate_batch(batch: int, base_batch: int, rule: Rule = "sqrt") -> int | Fraction:
     """Return the batch that turns epochs into updates so that the sum of learning rates is kept.
 
-    It is ``base_batch`` times `lr_scale`: rates that are so many times larger need so many times
-    fewer updates than ``base_batch`` has. Pass it to `RegimeScheduler` or `update_at` as ``batch``.
+    It is ``base_batch`` times `lr_scale`: rates that are twice as large need half the updates of
+    ``base_batch``. Pass it to `RegimeScheduler` or `update_at` as ``batch``.
     A square root that is not a whole number is cut off after `DIGITS` decimals. It is no float, so
     the nearest update to an epoch is the one that the exact root has.
 

@@ -51,7 +51,7 @@ def in_precision(study: Study, precision: Precision) -> Study:
 
 
 def with_warmup(study: Study, epochs: Epochs) -> Study:
-    """Return the study with so many epochs of warm-up in every column."""
+    """Return the study with a warm-up of ``epochs`` epochs in every column."""
     return _each(study, lambda r: warmed_up(r, epochs))
 
 

@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import weakref
 from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -17,6 +18,7 @@ from ghostbatch.files import locked
 from ghostbatch.study import Where, WorkerDied
 from ghostbatch.study.executor import Job
 from ghostbatch.study.local import LocalExecutor, _environment, _launch
+from ghostbatch.study.worker import _release
 from ghostbatch.train import Summary, read_header, read_records, train
 
 CPU = Where(device="cpu")
@@ -211,3 +213,23 @@ def test_what_a_worker_logs_is_logged_by_the_study(executor, tiny, tmp_path, cap
         *_, summary = executor.submit(Job("one", recipe, tmp_path / "one", CPU))
     assert summary.status == "finished"
     assert [record.getMessage() for record in caplog.records] == ["building it"]
+
+
+def test_what_the_frames_of_a_refusal_hold_is_freed_before_the_worker_goes_on():
+    """The tensors of a job that did not fit into memory, say."""
+    held = []
+
+    def run_out():
+        tensor = torch.zeros(4)
+        held.append(weakref.ref(tensor))
+        raise MemoryError
+
+    try:
+        try:
+            run_out()
+        except MemoryError as lack:
+            raise InputError("micro", "it does not fit", "use a smaller one") from lack
+    except InputError as error:
+        assert held[0]() is not None
+        _release(error)
+        assert held[0]() is None
