@@ -2,7 +2,6 @@
 
 import math
 import os
-from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -57,7 +56,7 @@ class TritonBackend(Backend):
             running = None
         _launch(
             _kernels().forward_kernel,
-            plan_for(call, backward=False),
+            plan_for(call, backward=False, residual=call.residual is not None),
             x_ptr=call.x,
             residual_ptr=_or(call.residual, call.x),
             y_ptr=y,
@@ -79,7 +78,7 @@ class TritonBackend(Backend):
         """As `Backend.differentiate`."""
         _launch(
             _kernels().backward_kernel,
-            plan_for(call, backward=True, with_residual=grads.y is not None),
+            plan_for(call, backward=True, residual=grads.y is not None),
             dy_ptr=grads.dy,
             other_ptr=_or(grads.other, call.x),
             x_ptr=call.x,
@@ -129,14 +128,11 @@ def _kernels() -> ModuleType:
     return kernels
 
 
-def plan_for(call: NormCall, *, backward: bool, with_residual: bool = False) -> TilePlan:
+def plan_for(call: NormCall, *, backward: bool, residual: bool = False) -> TilePlan:
     """Return the tile plan for a batch in rows or in planes."""
     x, planes = call.x, not in_rows(call.x)
     shape = tuple(x.shape)
-    settings = tuning(shape, x.dtype, planes, backward, call.ghost)
-    if with_residual and settings.vectors > 4:  # more do not fit a thread's registers
-        twice = 2 * settings.subtiles
-        settings = replace(settings, vectors=4, subtiles=twice, registers=128)
+    settings = tuning(shape, x.dtype, planes, backward, call.ghost, residual)
     return make_plan(shape, x.dtype, planes, call.ghost, settings, _multiprocessors(x.device))
 
 

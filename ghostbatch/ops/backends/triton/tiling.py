@@ -63,9 +63,14 @@ LARGE = 8 << 20
 
 @lru_cache(maxsize=1024)
 def tuning(
-    shape: tuple[int, ...], dtype: torch.dtype, planes: bool, backward: bool, ghost: int
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    planes: bool,
+    backward: bool,
+    ghost: int,
+    residual: bool = False,
 ) -> Tuning:
-    """Return settings that do well on an H200: a sweep over five shapes, with ghosts of 128."""
+    """Return settings that do well on an H200: sweeps over eight shapes, with ghosts of 128."""
     values, pixels = math.prod(shape), math.prod(shape[2:])
     # In rows, a line of the cache or two (128 bytes) at a stretch; in planes, half a kilobyte.
     channels = max(1, 512 // pixels) if planes else 64
@@ -76,13 +81,17 @@ def tuning(
         base = replace(base, subtiles=1, lookahead=264 if backward or not small else 1056)
     elif dtype.itemsize == 4:
         base = replace(base, lookahead=528 if group > LARGE else 264)
+    elif backward and residual:
+        base = replace(base, registers=200, lookahead=132 if group > LARGE else 66)
     elif backward and (small or group > LARGE):
         base = replace(base, vectors=4, subtiles=4, lookahead=66 if small else 132)
     elif backward:
         base = replace(base, registers=160, lookahead=66)
     else:
         lookahead = 1056 if small else 528 if group > LARGE else 132
-        base = replace(base, registers=96, lookahead=lookahead)
+        base = replace(base, registers=128 if residual else 96, lookahead=lookahead)
+    if backward and residual and (planes or dtype.itemsize == 4):
+        base = replace(base, vectors=4, subtiles=2 * base.subtiles)  # registers hold no more
     subtiles, load = base.subtiles, base.warps * LANES * VECTOR_BYTES * base.vectors
     while subtiles > 1 and values * dtype.itemsize < 1024 * subtiles * load:
         subtiles //= 2  # so that there are tickets for all multiprocessors
