@@ -278,9 +278,8 @@ def measure(shape: tuple[int, int, int], per_byte: float) -> dict[str, Any]:
     """Return the best settings and times of each product for a shape."""
     x, dy, weight = draw(shape, "cuda")
     y = torch.empty_like(x)
-    best: dict[str, tuple[float, Settings | None]] = dict.fromkeys(
-        ("forward", "weight"), (1e9, None)
-    )
+    unknown: tuple[float, Settings | None] = (inf, None)
+    best = {"forward": unknown, "weight": unknown}
     for settings in candidates(shape):
         table = placed(weight, settings.pixels)
         runs = {
