@@ -51,6 +51,10 @@ class Where:
     ranks: int = 1
     """Processes that compute a cell together, each on its own GPU; torchrun starts them."""
 
+    def micro_of(self, recipe: Recipe) -> int | None:
+        """Return `micro` if the recipe has ghosts and a larger batch, else None."""
+        return self.micro if self.micro and recipe.ghost and recipe.batch > self.micro else None
+
 
 @dataclass(frozen=True)
 class Job:

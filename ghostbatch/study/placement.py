@@ -55,17 +55,12 @@ class Placement:
         self._shares: dict[str, list[float]] = {device: [] for device in devices}
         self._jobs = jobs
 
-    @property
-    def full(self) -> bool:
-        """Whether enough jobs are running."""
-        return sum(map(len, self._shares.values())) >= self._jobs
-
     def take(self, share: float) -> str | None:
         """Return the least loaded device with room for one more job, and count the job there.
 
         Return None if no device has room, or if enough jobs are running.
         """
-        if self.full:
+        if sum(map(len, self._shares.values())) >= self._jobs:
             return None
         device = min(self._shares, key=lambda device: sum(self._shares[device]))
         if device.startswith("cuda:") and sum(self._shares[device]) + share > 1:
