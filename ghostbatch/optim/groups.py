@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 """What an optimizer takes: parameters, or groups of them."""
@@ -55,6 +55,14 @@ def norm_parameters(model: nn.Module) -> set[int]:
         if any("Norm" in kind.__name__ for kind in type(layer).__mro__)
         for parameter in layer.parameters(recurse=False)
     }
+
+
+def set_option(group: dict[str, Any], name: str, value: Any) -> None:
+    """Set an option of a parameter group; a tensor keeps its place, which CUDA graphs read."""
+    if isinstance(group[name], Tensor):
+        group[name].fill_(value)
+    else:
+        group[name] = value
 
 
 def is_bias(name: str) -> bool:

@@ -5,11 +5,11 @@ from bisect import bisect_right
 from fractions import Fraction
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ghostbatch.errors import check_positive
+from ghostbatch.optim.groups import set_option
 from ghostbatch.optim.regime import (
     DEFAULT_MOMENTUM,
     DEFAULT_WEIGHT_DECAY,
@@ -118,10 +118,7 @@ class RegimeScheduler(LRScheduler):
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = self.last_epoch + 1
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)  # a captured graph reads this very tensor
-            else:
-                group["lr"] = lr
+            set_option(group, "lr", lr)
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
