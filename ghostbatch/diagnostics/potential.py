@@ -59,15 +59,9 @@ class RandomPotential:
         """Fit the exponent to measured losses, and bin them."""
         changes = [loss - origin for loss in losses]
         found = fit_roughness(distances, changes)
-        return cls(
-            distances=tuple(distances),
-            losses=tuple(losses),
-            origin=origin,
-            radius=radius,
-            alpha=found.alpha,
-            alpha_stderr=found.alpha_stderr,
-            binned={count: bin_by_distance(distances, changes, count, radius) for count in bins},
-        )
+        binned = {count: bin_by_distance(distances, changes, count, radius) for count in bins}
+        measured = tuple(distances), tuple(losses), origin, radius
+        return cls(*measured, found.alpha, found.alpha_stderr, binned)
 
     @property
     def changes(self) -> tuple[float, ...]:
@@ -85,9 +79,8 @@ class RandomPotential:
         samples = zip(self.distances, self.losses, strict=True)
         near = [(z, loss) for z, loss in samples if z <= radius]
         if len(near) < 2 or not 0 < radius <= self.radius:
-            raise InputError(
-                "radius", f"{radius} holds {len(near)} samples", f"use {self.radius} or less"
-            )
+            problem = f"{radius} holds {len(near)} samples"
+            raise InputError("radius", problem, f"use {self.radius} or less")
         distances, losses = zip(*near, strict=True)
         return self.from_losses(distances, losses, self.origin, radius, tuple(self.binned))
 
@@ -130,7 +123,13 @@ def random_potential(
     (4.0, 0.0)
 
     """
-    _check(radius, samples, bins)
+    if not (np.isfinite(radius) and radius > 0):
+        problem = f"{radius} is not a finite distance above 0"
+        raise InputError("radius", problem, "use the distance of a training run")
+    if samples < 2:
+        raise InputError("samples", f"{samples} is below 2", "use 1000")
+    if any(count < 1 for count in bins):
+        raise InputError("bins", f"{tuple(bins)} are not all above 0", "use (10, 20, 50)")
     draw = np.random.default_rng(key(seed, "distances"))
     distances = draw.uniform(0, radius, samples).tolist()
     with batch_statistics(model), random_steps(model) as move:
@@ -147,16 +146,3 @@ def random_potential(
         finally:
             scan.write()
     return RandomPotential.from_losses(distances, scan.losses[:samples], origin, radius, bins)
-
-
-def _check(radius: float, samples: int, bins: Sequence[int]) -> None:
-    if not (np.isfinite(radius) and radius > 0):
-        raise InputError(
-            "radius",
-            f"{radius} is not a finite distance above 0",
-            "use the distance of a training run",
-        )
-    if samples < 2:
-        raise InputError("samples", f"{samples} is below 2", "use 1000")
-    if any(count < 1 for count in bins):
-        raise InputError("bins", f"{tuple(bins)} are not all above 0", "use (10, 20, 50)")
