@@ -9,7 +9,6 @@ import numpy as np
 
 from ghostbatch.diagnostics.bootstrap import (
     TINY,
-    AR1Estimator,
     Array,
     BlockBootstrap,
     Interval,
@@ -135,22 +134,25 @@ def fit_diffusion(
     t, d = _sorted_by_time(updates, distances)
     if not (0 < level < 1 and (resamples >= 99 or resamples == 0)):
         raise InputError("level", f"{level} of {resamples} resamples", "use 0.95 of 999")
-    log_t, bootstrap = np.log(t), BlockBootstrap(resamples, seed)
+    log_t, bootstrap = np.log(t), BlockBootstrap(resamples, seed, level)
     (intercept, slope), squares = _line(log_t, d)
     intercept_err, slope_err = _line_errors(log_t, squares)
     exponent = _best_exponent(log_t, d)
     exponent_err = _exponent_error(log_t, d, exponent)
     models = {"log": log_t, "sqrt": np.sqrt(t), "power": log_t**exponent}
-    aic = {name: _aic(x, d, 3 if name == "power" else 2) for name, x in models.items()}
+    aic = {
+        name: len(d) * float(np.log(_line(x, d)[1] / len(d))) + 2 * (3 if name == "power" else 2)
+        for name, x in models.items()
+    }
     best = min(aic, key=aic.__getitem__)
     fits = {name: LeastSquares.on(_columns(x)) for name, x in models.items()}
     curved = LeastSquares.on(tangent(log_t, exponent)) if best == "power" else fits[best]
     intercept_interval = slope_interval = -inf, inf
-    if resamples:
-        intercept_interval, slope_interval = linear_intervals(fits["log"], d, level, bootstrap)
     low, high = 0.0, inf
+    if resamples:
+        intercept_interval, slope_interval = linear_intervals(fits["log"], d, bootstrap)
     if resamples and isfinite(exponent_err):
-        low, high = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), level, bootstrap)
+        low, high = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), bootstrap)
     return DiffusionFit(
         slope=slope,
         slope_stderr=slope_err,
@@ -168,7 +170,7 @@ def fit_diffusion(
         aic_margin=abs(aic["sqrt"] - aic["log"]),
         aic=aic,
         samples=len(t),
-        autocorrelation=float(AR1Estimator(curved).phi(fits[best].residuals(d))),
+        autocorrelation=float(curved.phi(fits[best].residuals(d))),
         level=level,
     )
 
@@ -198,12 +200,6 @@ def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tup
     if len(np.unique(t)) < 4:
         raise InputError("updates", "fewer than 4 different values", "record more")
     return t, d
-
-
-def _aic(x: Array, d: Array, parameters: int) -> float:
-    """Return n ln(RSS / n) + 2 k of d = a + b x."""
-    _, squares = _line(x, d)
-    return len(d) * float(np.log(squares / len(d))) + 2 * parameters
 
 
 def _columns(x: Array) -> Array:
