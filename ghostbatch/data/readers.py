@@ -129,30 +129,22 @@ def _download(name: str, reader: Any, root: Path, folder: Path) -> None:
         with no_empty_folders(folder):  # torchvision makes it first
             reader(root, download=True)
     except (RuntimeError, OSError) as error:
-        raise InputError(
-            "data",
-            f"{name} could not be downloaded to {root}: {_one_line(error)}",
-            "get it another way, and set data_dir or GHOSTBATCH_DATA to where it is",
-        ) from None
+        problem = f"{name} could not be downloaded to {root}: {_one_line(error)}"
+        remedy = "get it another way, and set data_dir or GHOSTBATCH_DATA to where it is"
+        raise InputError("data", problem, remedy) from None
 
 
 def _missing(name: str, paths: list[Path]) -> InputError:
     folder = paths[0].parent
     lacking = [path.name for path in paths if not path.exists()]
     what = "is not" if len(lacking) == len(paths) else f"lacks {', '.join(lacking)}"
-    return InputError(
-        "data",
-        f"{name} {what} in {folder}",
-        "set download to get it, or set data_dir or GHOSTBATCH_DATA to where it is",
-    )
+    remedy = "set download to get it, or set data_dir or GHOSTBATCH_DATA to where it is"
+    return InputError("data", f"{name} {what} in {folder}", remedy)
 
 
 def _damaged(name: str, folder: Path, problem: str) -> InputError:
-    return InputError(
-        "data",
-        f"{name} in {folder} is damaged: {problem}",
-        f"delete {folder} and set download to get it again",
-    )
+    remedy = f"delete {folder} and set download to get it again"
+    return InputError("data", f"{name} in {folder} is damaged: {problem}", remedy)
 
 
 def _one_line(error: Exception) -> str:

@@ -131,7 +131,7 @@ class Study:
 
 
 def _plan(recipe: Recipe, samples: int, cell: str) -> Plan:
-    """Return the plan of a cell; if there is none, the error names the cell."""
+    """Return the plan of a cell; an error names the cell."""
     try:
         return recipe.plan(samples)
     except InputError as error:

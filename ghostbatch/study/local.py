@@ -108,13 +108,8 @@ class LocalExecutor:
 class Worker:
     """A process that runs jobs, each in a thread of its own, and the replies to them.
 
-    Args:
-        job: the first job; later ones need the same device and number of threads. A job with
-            several ranks has a worker of its own, which is torchrun.
-        lock: a descriptor to inherit.
-        cpu_jobs: how many jobs it may run at a time on the CPU.
-        on_log: called with what it logs, in a thread.
-
+    The first job decides on its device and number of threads. A job with several ranks has a worker
+    of its own, which is torchrun. The other arguments are those of `LocalExecutor`.
     """
 
     def __init__(
@@ -122,14 +117,13 @@ class Worker:
     ) -> None:
         where = job.where
         self._device, self._ranks, self._on_log = where.device, where.ranks, on_log
-        self._on_cpu = where.device == "cpu"
-        self._room = cpu_jobs if self._on_cpu else round(1 / SMALLEST_SHARE)
+        self._room = cpu_jobs if where.device == "cpu" else round(1 / SMALLEST_SHARE)
         self._shared = True
         self._given = 0
         self._replies: dict[int, SimpleQueue[Event | Exception | str]] = {}
         """Where the replies to each running job go."""
         self._end: str | None = None
-        """How the process ended; or why it takes no job any more."""
+        """How the process ended."""
         self._mutex = Lock()
         self.process = subprocess.Popen(
             [sys.executable, "-c", *(_launch(job) if where.ranks > 1 else (WORKER,))],
@@ -174,13 +168,10 @@ class Worker:
             yield reply
         with self._mutex:
             del self._replies[number]
-            ends = self._ranks > 1
-            if ends and self._end is None:
-                self._end = "it is ending"
         if isinstance(reply, str):
             self.kill()
             raise WorkerDied(job.name, reply)
-        if ends:
+        if self._ranks > 1:
             self._close_stdin()
             self.process.wait()
             self.kill()
@@ -198,19 +189,14 @@ class Worker:
                     self._on_log(reply)
                 else:
                     self._replies[number].put(reply)
-        end = describe_exit(self._exit_code())
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(PATIENCE)
+        self.process.kill()  # one that does not end
+        end = describe_exit(self.process.wait())
         with self._mutex:
             self._end = end
             for replies in self._replies.values():
                 replies.put(end)
-
-    def _exit_code(self) -> int:
-        """Return the exit code, after stdout is closed; kill a process that does not end."""
-        try:
-            return self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
 
     def _close_stdin(self) -> None:
         with suppress(BrokenPipeError):

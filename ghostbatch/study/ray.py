@@ -65,11 +65,10 @@ class RayExecutor:
 
     def prepare(self, out: Path, where: Where) -> Sequence[str]:
         """Check that every node sees the folder, and that some node is large enough for a job."""
-        nodes = [
-            node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")
-        ]
+        nodes = [n for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
+        resources = [node["Resources"] for node in nodes]
         gpus, cpus = (
-            int(max((node["Resources"].get(what, 0) for node in nodes), default=0))
+            int(max((each.get(what, 0) for each in resources), default=0))
             for what in ("GPU", "CPU")
         )
         if where.device not in (None, "cpu", "cuda") or (where.device == "cuda" and not gpus):
@@ -91,11 +90,8 @@ class RayExecutor:
         look = self._ray.remote(num_cpus=0, max_retries=0)(_look)
         probe.touch()
         try:
-            strategies = (_on_node(node["NodeID"]) for node in nodes)
-            looks = [
-                look.options(scheduling_strategy=each).remote(probe, SEEN_WITHIN)
-                for each in strategies
-            ]
+            places = [look.options(scheduling_strategy=_on_node(n["NodeID"])) for n in nodes]
+            looks = [place.remote(probe, SEEN_WITHIN) for place in places]
             for node, found in zip(nodes, looks, strict=True):
                 host = node["NodeManagerHostname"]
                 try:
@@ -107,10 +103,8 @@ class RayExecutor:
                     problem = f"{host} does not see {out}"
                     raise InputError("out", problem, "use a folder that all nodes share")
                 if not holds:
-                    warn(
-                        f"{host} does not see the lock of {out}: nothing keeps a second study out",
-                        stacklevel=2,
-                    )
+                    problem = f"{host} does not see the lock of {out}"
+                    warn(f"{problem}: nothing keeps a second study out", stacklevel=2)
         finally:
             probe.unlink(missing_ok=True)
 
@@ -148,8 +142,9 @@ class RayExecutor:
         left = list(running)
         try:
             self._stop.ask.remote()
-            for task in (task for task, begun in tasks.items() if not begun):
-                ray.cancel(task)
+            for task, begun in tasks.items():
+                if not begun:
+                    ray.cancel(task)
             if left:
                 left = ray.wait(left, num_returns=len(left), timeout=PATIENCE + POLL)[1]
         finally:
