@@ -71,7 +71,15 @@ class WeightDistance:
     ) -> None:
         check_choice("keep", keep, get_args(Keep))
         self._keep = keep
-        self._parameters = dict(_select(_unwrapped(model), norms, biases))
+        model = _unwrapped(model)
+        in_norms = norm_parameters(model)
+        self._parameters = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+            and (norms or id(parameter) not in in_norms)
+            and (biases or not is_bias(name))
+        }
         self._keep_start({name: p.detach() for name, p in self._parameters.items()})
 
     @torch.no_grad()
@@ -143,15 +151,6 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         inner = "module" if isinstance(model, DistributedDataParallel) else "_orig_mod"
         model = model.get_submodule(inner)
     return model
-
-
-def _select(model: nn.Module, norms: bool, biases: bool) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield trainable parameters."""
-    in_norms = norm_parameters(model)
-    for name, parameter in model.named_parameters():
-        excluded = (is_bias(name) and not biases) or (id(parameter) in in_norms and not norms)
-        if parameter.requires_grad and not excluded:
-            yield name, parameter
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[slice]:
