@@ -10,13 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ghostbatch.errors import check_positive
 from ghostbatch.optim.groups import set_option
-from ghostbatch.optim.regime import (
-    DEFAULT_MOMENTUM,
-    DEFAULT_WEIGHT_DECAY,
-    Rates,
-    Regime,
-    update_at,
-)
+from ghostbatch.optim.regime import DEFAULT_MOMENTUM, DEFAULT_WEIGHT_DECAY, Rates, Regime, update_at
 
 
 class RegimeScheduler(LRScheduler):

@@ -51,11 +51,7 @@ def ablation() -> Study:
             {f"ghost {size}": replace(ghosts, ghost=size) for size in (2**n for n in range(4, 13))}
         ),
         "first updates": Row(
-            {
-                "clipping": ghosts,
-                "warm-up": warmed_up(unclipped, WARM_UP),
-                "neither": unclipped,
-            }
+            {"clipping": ghosts, "warm-up": warmed_up(unclipped, WARM_UP), "neither": unclipped}
         ),
         "kind of noise": Row(
             {

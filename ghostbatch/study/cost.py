@@ -43,9 +43,9 @@ class Cost:
 def measure_cost(cells: Sequence[Cell], where: Where, jobs: int) -> Cost:
     """Return what cells cost on this machine; time a few updates on its first device.
 
-    The costliest cell of each network and data set is timed, and the others are in proportion. A
-    cell that cannot be timed has no time: when it is run, it says why. Cells that share a GPU count
-    as if they ran one after the other.
+    The costliest cell of each network and data set is timed, and the others are in proportion.
+    Cells that cannot be timed have no time. Cells that share a GPU count as if they ran one after
+    the other.
     """
     devices = find_devices(where.device, torch.cuda.device_count())
     places = jobs if devices == ("cpu",) else min(jobs, len(devices))
@@ -60,7 +60,7 @@ def measure_cost(cells: Sequence[Cell], where: Where, jobs: int) -> Cost:
 
 
 def _time_kind(cells: Sequence[Cell], where: Where, device: torch.device) -> dict[Cell, float]:
-    """Return the time of each of these cells of one network, measured on the costliest of them."""
+    """Return the time of each cell of one network, measured on the costliest of them."""
     costliest = max(cells, key=lambda cell: cell.cost)
     recipe = costliest.recipe
     try:

@@ -38,7 +38,7 @@ class Cell:
         return f"{self.row} {self.column} seed {self.recipe.seed}"
 
     def __hash__(self) -> int:
-        """Hash the place in the table; hashing the whole plan takes long."""
+        """Hash the place in the table; to hash the whole plan takes long."""
         return hash((self.row, self.column, self.recipe.seed))
 
     @cached_property

@@ -50,24 +50,21 @@ def log(line: LogLine) -> None:
 class LocalExecutor:
     """Starts worker processes, and reuses those with one rank.
 
-    Jobs that share a GPU share a worker, in which each runs in a thread with a CUDA stream of its
-    own: kernels of two processes do not run at the same time on a GPU. Only jobs whose numbers do
-    not depend on each other then are put together, see `can_share_process`.
+    Jobs that share a GPU share a worker, because kernels of two processes do not run at the same
+    time on a GPU. There each runs in a thread with its own CUDA stream. Jobs whose numbers would
+    then depend on each other are kept apart, see `can_share_process`.
 
     Args:
         lock: descriptor of the study's lock. Workers inherit it, so the study's folder stays
             locked until the last worker is gone.
-        cpu_jobs: how many jobs share a worker on the CPU. More than one is no faster, since threads
-            of Python wait for each other; tests use it.
+        cpu_jobs: how many jobs share a worker on the CPU; more than one is no faster, since threads
+            of Python wait for each other, and is for tests.
         on_log: called with what workers log, in a thread.
 
     """
 
     def __init__(
-        self,
-        lock: int | None = None,
-        cpu_jobs: int = 1,
-        on_log: Callable[[LogLine], None] = log,
+        self, lock: int | None = None, cpu_jobs: int = 1, on_log: Callable[[LogLine], None] = log
     ) -> None:
         self._lock, self._cpu_jobs, self._on_log = lock, cpu_jobs, on_log
         self._workers: list[Worker] = []
@@ -81,8 +78,8 @@ class LocalExecutor:
     def submit(self, job: Job) -> Iterator[Event]:
         """Hand the job to a worker with room for it, or to a new one; return its events.
 
-        Linux kills a worker when the thread that started it ends: call this in one that outlives
-        the job.
+        Call it in a thread that outlives the job: Linux kills a worker with the thread that
+        started it.
         """
         for worker in self._workers:
             if (events := worker.submit(job)) is not None:
@@ -155,7 +152,7 @@ class Worker:
         return self._events(job, number)
 
     def _has_room(self, job: Job, shares: bool) -> bool:
-        """Return whether the process can run one more job, beside those that it runs."""
+        """Return whether the process can run one more job."""
         if self._end is not None or self.process.poll() is not None:
             return False
         if self._ranks > 1 or job.where.ranks > 1 or job.where.device != self._device:
@@ -214,7 +211,7 @@ class Worker:
 def _launch(job: Job) -> tuple[str, ...]:
     """Return the words after ``python -c`` that start a job on several ranks.
 
-    The GPUs that ranks see are those of the job (`_environment`), so any of them will do.
+    Ranks see only the GPUs of the job (`_environment`), so its device is "cuda".
     """
     device = job.where.device if job.where.device == "cpu" else "cuda"
     sent = pickle.dumps(replace(job, where=replace(job.where, device=device)))

@@ -1,9 +1,8 @@
-"""Which device each job of a study runs on.
+"""Which device each job of a study runs on, which does not change its numbers.
 
-A job takes a share of a GPU that grows with the images of one backward pass. Jobs whose shares add
-up to at most 1 run on a GPU side by side, so small ones share it and a large one has it to itself.
-A CPU takes any number of jobs, and so does "cuda": which GPU that is, Ray decides. No more than
-``jobs`` run at a time, over all devices. Where a job runs does not change its numbers.
+A job takes a share of a GPU that grows with the images of one backward pass, and a GPU runs jobs
+whose shares add up to at most 1. A CPU takes any number of jobs, and so does "cuda", for which Ray
+chooses the GPU. Over all devices at most ``jobs`` run at a time.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Runs jobs as tasks of a Ray cluster.
 
-A task asks Ray for the CPUs and the share of a GPU that its job needs, and starts on its node the
-same worker process as `ghostbatch.study.local` does on this machine. It yields the worker's replies
-while the job runs. A task is not retried by Ray: the study does that, as for any lost worker.
+A task asks Ray for the CPUs and the share of a GPU that its job needs. On its node it starts the
+same worker process as `ghostbatch.study.local`, and yields the worker's replies. Ray does not retry
+a task, since the study retries lost workers.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from ghostbatch.study.executor import Event, Job, LogLine, Where, WorkerDied, fo
 from ghostbatch.study.local import PATIENCE, LocalExecutor, log
 
 POLL = 0.5
-"""Seconds between two looks of a task at whether it is to stop."""
+"""Seconds between two checks of a task whether it is to stop."""
 
 SEEN_WITHIN = 10.0
 """Seconds in which a new file must be seen on every node."""

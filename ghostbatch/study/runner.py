@@ -233,7 +233,7 @@ class CellRunner:
 
 
 def read_ended(folder: Path) -> Summary | None:
-    """Return the summary of a run that has ended; None if a file must be rebuilt, which runs do."""
+    """Return the summary of a run that has ended; None if it has not, or must rebuild a file."""
     try:
         read_header(folder)
     except (InputError, OSError):
