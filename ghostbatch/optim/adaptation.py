@@ -53,14 +53,13 @@ def adapt(
     """Return a PyTorch scheduler adapted to ``batch``; use it instead of the given one.
 
     Every learning rate of the optimizer and of the schedule is multiplied by ``lr_scale(batch,
-    base_batch, rule)``, so parameter groups keep their ratios. The lengths of the schedule stay as
-    they are if their unit is what is held. Otherwise epochs become batch / base_batch as many, to
-    hold the updates, and updates become base_batch / batch as many, to hold the epochs. To hold the
-    sum of the rates, updates are divided by `lr_scale`. Results are rounded to whole steps.
+    base_batch, rule)``, so parameter groups keep their ratios. Lengths in epochs are multiplied by
+    batch / base_batch to hold the updates, and lengths in updates by base_batch / batch to hold the
+    epochs. To hold the sum of the rates, updates are divided by `lr_scale`. Results are rounded to
+    whole steps.
 
-    Call it once, after the scheduler is built and before the first step or ``load_state_dict``. The
-    optimizer is the same object. Of Adam and AdamW, too, it changes the rates and nothing else; see
-    docs/large-batch.md for what is known of their other settings.
+    Call it once, after the scheduler is built and before the first step or ``load_state_dict``. Of
+    the optimizer it changes the rates only; see docs/large-batch.md for other settings of Adam.
 
     Args:
         scheduler: a MultiStepLR, StepLR, LinearLR, CosineAnnealingLR or OneCycleLR, or a
@@ -68,12 +67,12 @@ def adapt(
         batch: samples per update, over all ranks.
         base_batch: the batch that the schedule was tuned for.
         rule: how the rates follow batch / base_batch: "sqrt", "linear" or "none".
-        hold: what stays as it was at ``base_batch``. With "epochs" a loop over epochs stays as it
-            is. With "updates" it must run for batch / base_batch as many epochs, and with "rate"
-            for that number divided by `lr_scale`.
-        unit: what the lengths of the schedule count. "epochs" also if they were computed from the
-            length of a loader that already has the large batch, as in ``epochs * len(loader)``;
-            "updates" if they count updates of ``base_batch``.
+        hold: what stays as it was at ``base_batch``. With "epochs" a loop over epochs does not
+            change. With "updates" it must run for batch / base_batch times the epochs, and with
+            "rate" for that number divided by `lr_scale`.
+        unit: what the lengths of the schedule count: "updates" of ``base_batch``, or "epochs".
+            Lengths computed from a loader that already has the large batch, as in
+            ``epochs * len(loader)``, are epochs.
         verbose: print the schedule before and after.
 
     >>> import torch

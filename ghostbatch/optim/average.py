@@ -16,15 +16,14 @@ class WeightAverage:
     Call ``update`` after each step of the optimizer, and evaluate inside ``applied``. Buffers are
     not averaged: call `recalibrate` for the running statistics that fit the averaged weights.
 
-    The average is over the weights after each update so far, and the initial weights are not part
-    of it: it begins at 0 and is divided by the sum of its factors. ``update`` does not wait for the
-    device and can be part of a CUDA graph.
+    The average is over the weights after each update, without the initial weights: it begins at 0
+    and is divided by the sum of its factors. ``update`` does not wait for the device and can be
+    part of a CUDA graph.
 
     Args:
         model: its parameters are looked up once, now.
-        decay: factor of the average so far at an update of ``base_batch`` samples. At one of
-            ``batch`` samples it is decay ** (batch / base_batch), so that the average reaches as
-            many samples back at every batch.
+        decay: factor of the average so far at an update of ``base_batch`` samples. For ``batch``
+            samples it is decay ** (batch / base_batch), so the window in samples is the same.
         batch: samples per update, over all ranks.
         base_batch: the batch that ``decay`` is meant for.
 
@@ -60,7 +59,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the weights of now."""
+        """Add the current weights."""
         weights = [weight.to(_wide(weight)) for weight in self._parameters.values()]
         torch._foreach_lerp_([*self._sums.values()], weights, 1 - self.decay)
         self._total.lerp_(self._one, 1 - self.decay)

@@ -24,10 +24,10 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def norm_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
-    """Return two groups for an optimizer; the second, norms and biases, has these options.
+    """Return two groups for an optimizer: the weights, and norms and biases with ``options``.
 
-    It holds the parameters of norm layers, those called bias, and every other one with fewer than
-    two dimensions, such as the scale of a layer.
+    The second group holds the parameters of norm layers, those called bias, and all others with
+    fewer than two dimensions, such as the scale of a layer.
 
     >>> layer = nn.Linear(2, 2)
     >>> _, others = norm_groups(layer, adapt=False)

@@ -21,9 +21,9 @@ class Layerwise(torch.optim.Optimizer):
     """What LARS and LAMB share: a step computes all new values, and then writes them.
 
     A step does not wait for the device and can be part of a CUDA graph; the learning rate may be a
-    tensor. If there is an attribute ``found_inf``, a tensor, the step leaves weights and state
-    alone where it is 1. All parameters of a group must be on one device. Groups with
-    ``adapt=False`` are not scaled to their norms: pass ``norm_groups(model, adapt=False)``.
+    tensor. If the attribute ``found_inf``, a tensor, is 1, the step changes nothing. All parameters
+    of a group must be on one device. Groups with ``adapt=False`` are not scaled to their norms:
+    pass ``norm_groups(model, adapt=False)``.
     """
 
     def __init__(self, params: Parameters, lr: float | Tensor, **options: Any) -> None:
@@ -71,8 +71,8 @@ class LARS(Layerwise):
 
     The ratio is 1 in groups with ``adapt=False``, and where w or g is 0. The rate multiplies the
     momentum, as in torch.optim.SGD and timm; in the paper it is inside the momentum, which differs
-    where the rate changes. In timm a group is not adapted if its weight decay is 0; here only
-    ``adapt`` decides.
+    where the rate changes. timm does not adapt a group without weight decay; here only ``adapt``
+    decides.
 
     Args:
         params: parameters, or groups of them such as ``norm_groups(model, adapt=False)``.
@@ -130,10 +130,10 @@ class LAMB(Layerwise):
         u    = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w
         w    = w - lr (|w| / |u|) u
 
-    |w| / |u| is 1 in groups with ``adapt=False``, and where w or u is 0. As in timm, weight decay
-    is part of the step whose norm is taken, and the ratio is not clipped. It is timm's Lamb with
-    ``max_grad_norm=None``: gradients are not clipped. In timm a group is not adapted if its weight
-    decay is 0; here only ``adapt`` decides.
+    |w| / |u| is 1 in groups with ``adapt=False``, and where w or u is 0. It is timm's Lamb with
+    ``max_grad_norm=None``: weight decay is part of the step whose norm is taken, and neither ratio
+    nor gradients are clipped. timm does not adapt a group without weight decay; here only ``adapt``
+    decides.
 
     Args:
         params: parameters, or groups of them such as ``norm_groups(model, adapt=False)``.

@@ -1,10 +1,8 @@
 """Optimizers as data: a frozen spec names a recipe's optimizer and builds it.
 
-A spec has the name of the torch.optim class that it builds: `SGD`, `AdamW`. `LARS` and `LAMB` are
-optimizers of ours, so their specs are `LARSSpec` and `LAMBSpec`.
-
-To add an optimizer, write one more spec with its own ``kind``, and name it in `OptimizerKind`,
-`OptimizerSpec` and `OPTIMIZERS`.
+A spec has the name of the torch.optim class that it builds, but `LARS` and `LAMB` are our own
+optimizers, so their specs are `LARSSpec` and `LAMBSpec`. A new spec has its own ``kind``, and is
+named in `OptimizerKind`, `OptimizerSpec` and `OPTIMIZERS`.
 """
 
 from collections.abc import Mapping
@@ -170,7 +168,7 @@ OPTIMIZERS: dict[OptimizerKind, type[OptimizerSpec]] = {
 
 
 def check_spec(spec: OptimizerSpec, regime: Regime) -> None:
-    """Refuse what is no spec, and one that does not go with the regime."""
+    """Refuse a value that is not a spec, and a spec that does not fit the regime."""
     if not isinstance(spec, OptimizerSpec):
         problem = f"{spec!r} is not an optimizer of ghostbatch.optim"
         raise InputError("optimizer", problem, "use optim.SGD(), for example")

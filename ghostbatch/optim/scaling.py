@@ -29,16 +29,15 @@ def lr_scale(batch: int, base_batch: int, rule: Rule = "sqrt") -> float:
 
 
 DIGITS = 100
-"""Decimals of a square root in `rate_batch`; a rounded number of updates never needs as many."""
+"""Decimals of a square root in `rate_batch`; no rounded number of updates needs more."""
 
 
 def rate_batch(batch: int, base_batch: int, rule: Rule = "sqrt") -> int | Fraction:
     """Return the batch that turns epochs into updates so that the sum of learning rates is kept.
 
     It is ``base_batch`` times `lr_scale`: rates that are twice as large need half the updates of
-    ``base_batch``. Pass it to `RegimeScheduler` or `update_at` as ``batch``.
-    A square root that is not a whole number is cut off after `DIGITS` decimals. It is no float, so
-    the nearest update to an epoch is the one that the exact root has.
+    ``base_batch``. Pass it to `RegimeScheduler` or `update_at` as ``batch``. An irrational root is
+    cut off after `DIGITS` decimals, so that epochs round to the same updates as with the exact one.
 
     >>> rate_batch(4096, 128, "linear"), rate_batch(4096, 128, "none"), rate_batch(512, 128)
     (4096, 128, 256)

@@ -19,15 +19,15 @@ class RegimeScheduler(LRScheduler):
     Groups with the optimizer's default rate (or else the first group) get the regime's rate; other
     groups keep their ratio to it. Groups without weight decay stay without. If the regime was not
     given a weight decay, the optimizer keeps its own until a drop gives one. The momentum is always
-    the optimizer's. A warning says so if a momentum or weight decay that the regime was given
-    differs from the optimizer's.
+    the optimizer's. A warning tells of a given momentum or weight decay that the optimizer does
+    not have.
 
     Args:
         optimizer: any optimizer with "lr" and, if it decays weights, "weight_decay" groups.
         regime: already scaled for the batch: ``regime.scaled(lr_scale(batch, base_batch))``.
         samples_per_epoch: size of the training set.
-        batch: samples per update, over all ranks; to keep the updates of the base batch, pass that;
-            to keep the sum of the learning rates, pass `rate_batch`.
+        batch: samples per update, over all ranks; or the base batch, to keep its updates; or
+            `rate_batch`, to keep the sum of the learning rates.
         last_epoch: PyTorch's name for the last update done; -1 starts a run.
 
     """
