@@ -18,7 +18,7 @@ from ghostbatch.errors import InputError, check_choice
 
 Data = ImageData | FolderData
 Feed = TensorFeed | FolderFeed
-"""Hands a run its batches; random draws do not depend on how a batch is split."""
+"""Yields the batches of a run; random draws do not depend on how a batch is split."""
 Loader = Callable[[Path, bool], Data]
 """Takes the folder that holds all data sets, and whether to download missing files."""
 
@@ -97,7 +97,7 @@ def is_folder(name: str) -> bool:
 
 
 def check_image_size(name: str, image_size: int | None) -> None:
-    """Refuse a size that is no number of pixels, or for a data set whose images have their own."""
+    """Refuse a size that is not a number of pixels, and any size for images of a fixed size."""
     if image_size is None:
         return
     if not isinstance(image_size, int) or image_size < 1:

@@ -1,8 +1,7 @@
 """Image folders of any size, with files CLASS/IMAGE below ``train`` and ``val``.
 
-Worker processes decode, resize and crop; images are copied to the device as bytes, and flipped and
-normalised there. The order and the crops are keyed by seed and update, so a run resumes at the
-exact batch and does not depend on ranks, micro-batches or workers.
+Worker processes decode, resize and crop; the device flips and normalises. The order and the crops
+are keyed by seed and update, so they do not depend on ranks, micro-batches, workers or resuming.
 """
 
 import os

@@ -1,19 +1,18 @@
 """Confidence intervals for least-squares fits whose residuals are autocorrelated.
 
-A curve is recorded along one run, so its residuals are correlated, and standard errors that assume
-independence are too small. Here the residuals are e_i = phi e_(i-1) + u_i. Blocks of consecutive
-innovations u are resampled, which keeps dependence that phi misses; the curves made from them are
-fitted again, and the interval is that of Student's ratio (estimate - truth) / error over these
-curves (Davison and Hinkley, *Bootstrap Methods and their Application*, 1997, ch. 8: a
-post-blackened block bootstrap, studentised). Three corrections matter for a few dozen points.
+The residuals of a curve recorded along one run are modelled as e_i = phi e_(i-1) + u_i. Blocks of
+consecutive innovations u are resampled, which keeps dependence that phi misses. The curves made
+from them are fitted again, and the interval is that of Student's ratio (estimate - truth) / error
+over these curves: a post-blackened block bootstrap, studentised (Davison and Hinkley, *Bootstrap
+Methods and their Application*, 1997, ch. 8). Three corrections matter for a few dozen points.
 
 1. A fit lowers the lag-1 correlation of its residuals. phi is the correlation of the errors that
    gives, on average, the correlation found in the residuals.
 2. The variance is the sum of squares over n - tr(H R), with H the projection of the fit and
    R_ij = phi^|i-j|; for phi = 0 that is the usual n - k.
 3. Residuals are orthogonal to the fitted columns, so resampled blocks change a coefficient too
-   little. If its standard deviation over the resamples is below the one that phi implies, the
-   ratios are scaled up to match.
+   little. Where its standard deviation over the resamples is below the one that phi implies, the
+   ratios are scaled up.
 """
 
 from dataclasses import dataclass

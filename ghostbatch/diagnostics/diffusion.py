@@ -114,9 +114,8 @@ def fit_diffusion(
     """Fit the growth of the weight distance before the first drop of the learning rate.
 
     Of more than `MOST_POINTS` points every k-th in order of time is used, with the smallest k that
-    leaves no more; `DiffusionFit.samples` counts those. Points at equal steps keep the errors
-    AR(1), as the intervals assume. Points at equal steps of log t would not: the early ones are
-    close together, and the intervals come out too narrow.
+    leaves no more; `DiffusionFit.samples` counts those. Give points at equal steps of time: the
+    intervals assume AR(1) errors, and are too narrow for points at equal steps of log t.
 
     Args:
         updates: numbers of updates done, from 1 on, up to the first drop.

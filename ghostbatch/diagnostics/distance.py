@@ -39,19 +39,18 @@ class WeightDistance:
 
     A measurement is one fused pass over the weights on their device, from which one number per
     tensor is copied to the CPU. With DDP it needs no communication. With FSDP2 build it after
-    ``fully_shard``: then each rank keeps its own shards, and ``distance`` must be called on all
-    ranks, since it sums over ranks in one collective.
+    ``fully_shard`` and call ``distance`` on all ranks: each keeps its own shards, and one
+    collective adds them up.
 
     Args:
         model: its parameters are looked up once, now. Names are those of the model inside DDP or
             ``torch.compile``.
         keep: how the initial weights are kept. "exact": a copy on the device of the weights. "cpu":
             the same copy in CPU memory, copied to the device for each measurement; the distances
-            are bit for bit the same. "bf16": a copy on the device, in half the memory of fp32. Its
-            rounding r is known, of norm at most 2^-8 of that of the weights, and its square is
-            subtracted, so that the distance starts at 0. A step d is then measured as
-            sqrt(|d|^2 - 2 d.r): off by at most 2 |r| (`Distance.error`), and typically by
-            |r| / sqrt(n) for n weights.
+            are bit for bit the same. "bf16": a copy on the device, in half the memory of fp32. The
+            square of its rounding r is subtracted, so that the distance starts at 0. A step d is
+            then measured as sqrt(|d|^2 - 2 d.r): off by at most 2 |r| (`Distance.error`), and
+            typically by |r| / sqrt(n) for n weights; |r| is at most 2^-8 of the weights' norm.
         norms: include the parameters of norm layers.
         biases: include the parameters called bias, also those of norm layers.
 

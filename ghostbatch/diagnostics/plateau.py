@@ -43,7 +43,7 @@ class Plateau:
 def find_plateau(
     curves: Sequence[Curve], drop: float, end: float | None = None, level: float = 0.95
 ) -> Plateau:
-    """Fit lines of one common slope to the last half of the first phase of some curves.
+    """Fit lines of one common slope to the last half of the first phase of each curve.
 
     Args:
         curves: one for each seed, such as validation accuracies by epoch.

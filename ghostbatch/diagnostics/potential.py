@@ -1,9 +1,9 @@
 """The loss at random points around the weights, and the exponent of its deviation.
 
-The paper's appendix B: at the initial weights w0, draw a random unit direction v over all trainable
-parameters and a distance z ~ U[0, c], record L(w0 + z v), and repeat this 1,000 times. Any smooth
-loss with a gradient gives alpha = 2 at small z, so look at several radii (`RandomPotential.within`)
-and at the deviation with the mean trend removed.
+The paper's appendix B: draw a random unit direction v over all trainable parameters and a distance
+z ~ U[0, c], and record L(w0 + z v) around the initial weights w0, 1,000 times. Any smooth loss with
+a gradient gives alpha = 2 at small z, so look at several radii (`RandomPotential.within`) and at
+the deviation with the mean trend removed.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,8 +41,7 @@ class RandomPotential:
     alpha_stderr: float
     """From the observed information, which assumes this law and independent samples.
 
-    Samples share L at the origin. On simulated rough fields (alpha 1) this alone spread alpha by
-    0.13 between fields, for any number of samples.
+    Samples share L at the origin, which alone spread alpha by 0.13 between simulated rough fields.
     """
     binned: dict[int, Bins]
     """Root-mean-square deviations by distance, for each number of bins."""
@@ -101,9 +100,8 @@ def random_potential(
 
     Meanwhile batch norm layers use batch statistics, and every other layer is in evaluation mode
     (no dropout). Afterwards, also after an error, parameters, buffers and modes are bit for bit
-    what they were. Directions are drawn on the device of the parameters: the same seed gives the
-    same directions on one kind of device. Changes of the loss that are near its rounding bias
-    alpha, so measure in fp32 or better.
+    what they were. The same seed gives the same directions on one kind of device. Changes of the
+    loss that are near its rounding bias alpha, so measure in fp32 or better.
 
     Args:
         model: its trainable parameters are the point to start from.

@@ -81,7 +81,7 @@ def unchanged(model: nn.Module) -> Iterator[dict[Tensor, Tensor]]:
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode, except that batch norms use batch statistics."""
+    """Put the model into evaluation mode, but let batch norms use batch statistics."""
     modes = {module: module.training for module in model.modules()}
     tracking = {m: m.track_running_stats for m in modes if isinstance(m, _BatchNorm)}
     # With kernels, a ghost norm with one ghost per batch is the same function and much faster.

@@ -1,9 +1,8 @@
 """Random walks on a Brownian and on a flat potential: the paper's theory of diffusion, simulated.
 
 On a flat potential the root-mean-square distance after t steps is sqrt(t). On a Brownian potential,
-whose differences grow as E (V(x) - V(y))^2 = |x - y| (alpha = 1), a walker meets ever higher
-barriers. Crossing one takes a time exponential in its height, so the distance grows only as
-(log t)^(2/alpha) = (log t)^2 (Sinai, 1982).
+E (V(x) - V(y))^2 = |x - y| (alpha = 1), the time to cross a barrier is exponential in its height,
+so the distance grows only as (log t)^(2/alpha) = (log t)^2 (Sinai, 1982).
 """
 
 from dataclasses import dataclass

@@ -105,8 +105,8 @@ class LocalExecutor:
 class Worker:
     """A process that runs jobs, each in a thread of its own, and the replies to them.
 
-    The first job decides on its device and number of threads. A job with several ranks has a worker
-    of its own, which is torchrun. The other arguments are those of `LocalExecutor`.
+    It keeps the device and the number of threads of its first job. A job with several ranks has a
+    worker of its own, which is torchrun. The other arguments are those of `LocalExecutor`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""``study.json``: the part of a study that its folder holds, for a report or a later command."""
+"""``study.json``: the part of a study that its folder holds, for reports and later commands."""
 
 import json
 from collections.abc import Sequence
