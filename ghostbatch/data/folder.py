@@ -78,7 +78,7 @@ def list_folder(root: Path, name: str) -> FolderData:
             remedy = "put images into train/CLASS and val/CLASS there, or name another folder"
             raise InputError("data", f"{name}: there is no folder {part}", remedy)
     classes, others = (sorted(e.name for e in part.iterdir() if e.is_dir()) for part in parts)
-    if unknown := [each for each in others if each not in classes]:
+    if unknown := sorted({*others} - {*classes}):
         problem = f"{parts[1]} has classes that train lacks ({', '.join(unknown[:3])})"
         raise InputError("data", f"{name}: {problem}", "give both the same classes")
     train, test = (_list_images(name, part, classes) for part in parts)

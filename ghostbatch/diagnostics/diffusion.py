@@ -72,7 +72,7 @@ class DiffusionFit:
 
     @property
     def effective_samples(self) -> float:
-        """Number of independent samples that tell as much: n (1 - phi) / (1 + phi)."""
+        """Number of independent samples with as much information: n (1 - phi) / (1 + phi)."""
         return self.samples * (1 - self.autocorrelation) / (1 + self.autocorrelation)
 
     @property
@@ -135,7 +135,7 @@ def fit_diffusion(
         raise InputError("level", f"{level} of {resamples} resamples", "use 0.95 of 999")
     log_t, bootstrap = np.log(t), BlockBootstrap(resamples, seed, level)
     (intercept, slope), squares = _line(log_t, d)
-    intercept_err, slope_err = _line_errors(log_t, squares)
+    intercept_err, slope_err = _stderrs(_columns(log_t), squares)
     exponent = _best_exponent(log_t, d)
     exponent_err = _exponent_error(log_t, d, exponent)
     models = {"log": log_t, "sqrt": np.sqrt(t), "power": log_t**exponent}
@@ -219,10 +219,10 @@ def _line(x: Array, d: Array) -> tuple[list[float], float]:
     return coefficients.tolist(), squares
 
 
-def _line_errors(x: Array, squares: float) -> list[float]:
-    """Return the standard errors of a and b of `_line`, given its sum of squared residuals."""
-    columns = _columns(x)
-    covariance = squares / max(1, len(x) - 2) * np.linalg.pinv(columns.T @ columns)
+def _stderrs(jacobian: Array, squares: float) -> list[float]:
+    """Return the standard errors of a fit, given its derivatives and sum of squared residuals."""
+    variance = squares / max(1, len(jacobian) - jacobian.shape[1])
+    covariance = variance * np.linalg.pinv(jacobian.T @ jacobian)
     return np.sqrt(np.maximum(np.diag(covariance), 0)).tolist()  # type: ignore[no-any-return]
 
 
@@ -247,7 +247,5 @@ def _exponent_error(log_t: Array, d: Array, p: float) -> float:
     if not LOWEST < p < HIGHEST:
         return inf  # the data do not determine it
     (a, b), _ = _line(log_t**p, d)
-    jacobian = tangent(log_t, p) * [1, 1, b]
-    variance = float(((d - a - b * log_t**p) ** 2).sum()) / max(1, len(d) - 3)
-    covariance = variance * np.linalg.pinv(jacobian.T @ jacobian)
-    return float(np.sqrt(covariance[2, 2]))
+    squares = float(((d - a - b * log_t**p) ** 2).sum())
+    return _stderrs(tangent(log_t, p) * [1, 1, b], squares)[2]

@@ -79,13 +79,13 @@ class MeasuredNoise:
             raise InputError("interval", problem, "give LOW,HIGH, for example 800,1300")
 
     def __str__(self) -> str:
-        """Return both as text."""
+        """Return the noise scale and its interval as text."""
         ends = ", ".join(map(_samples, self.interval or ()))
         return f"{_samples(self.value)} samples{ends and f' [{ends}]'}"
 
 
 def efficiency(batch: int, noise_scale: float) -> float:
-    """Return the loss decrease per image at a batch, as a part of that at the smallest batches.
+    """Return the loss decrease per image at a batch, as a fraction of that at small batches.
 
     >>> efficiency(1000, noise_scale=1000)
     0.5

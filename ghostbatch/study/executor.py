@@ -110,7 +110,7 @@ def forward(events: Iterator[Event], put: Callable[[Event | Exception | None], N
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 (says what happened)
-    """The process of the job ``name`` ended without an answer; ``how`` is, say, its exit code."""
+    """The process of the job ``name`` ended without an answer; ``how`` tells its exit code."""
 
     def __init__(self, name: str, how: str) -> None:
         super().__init__(name, how)

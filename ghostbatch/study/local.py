@@ -177,7 +177,7 @@ class Worker:
         yield reply
 
     def _read(self) -> None:
-        """Put each reply where its job's events are read; at the end tell all that are left."""
+        """Put each reply into its job's queue; at the end put how the process ended into all."""
         stdout = cast(IO[bytes], self.process.stdout)
         with suppress(EOFError, pickle.UnpicklingError):
             while True:
@@ -226,8 +226,9 @@ def _environment(where: Where) -> dict[str, str]:
     """Return the environment of a worker: its number of threads, and the GPUs of its ranks."""
     changes = {"OMP_NUM_THREADS": str(where.threads)} if where.threads else {}
     if where.ranks > 1 and where.device is not None and where.device.startswith("cuda:"):
-        chosen = where.device.removeprefix("cuda:").split(",")
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else [str(number) for number in range(1024)]
-        changes["CUDA_VISIBLE_DEVICES"] = ",".join(names[int(number)] for number in chosen)
+        chosen = where.device.removeprefix("cuda:")
+        if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            names = visible.split(",")
+            chosen = ",".join(names[int(number)] for number in chosen.split(","))
+        changes["CUDA_VISIBLE_DEVICES"] = chosen
     return {**os.environ, **changes}

@@ -31,10 +31,7 @@ def held_part(study: Study, cells: Sequence[Cell], earlier: Study | None) -> Stu
 
 
 def _mismatch(study: Study, earlier: Study) -> str | None:
-    """Return what a folder holds that does not belong to the study; None if all does.
-
-    Another scale, data set or number of held-out images changes the recipes.
-    """
+    """Return what a folder holds that does not belong to the study; None if all does."""
     if earlier.name != study.name:
         return f"the study {earlier.name}"
     if earlier.rows and earlier.scale != study.scale:

@@ -180,7 +180,7 @@ def _connect(ray: Any, address: str) -> None:
 def _start_stop(ray: Any) -> Any:
     """Return an actor on this node that tells the tasks when to stop.
 
-    `ray.cancel` would not do: it counts a task as ended before that has saved.
+    `ray.cancel` would count a task as ended before it has saved.
     """
 
     class Stop:  # Ray sends a class that is local to a function as code: nothing is imported there
@@ -249,6 +249,6 @@ def _cpus(where: Where) -> int:
 
 
 def _why(error: Exception) -> str:
-    """Return an error in one line: of a traceback the last line, and of that the first sentence."""
+    """Return an error in one line: the first sentence of the last line of its message."""
     line = (str(error).strip().splitlines() or [""])[-1]
     return f"{type(error).__name__}: {line.split('. ')[0]}"

@@ -82,13 +82,13 @@ def run_study(
 
 
 def _check_recipe(cell: Cell, out: Path) -> None:
-    """Refuse a folder that holds a run of another recipe; a damaged one concerns its cell only."""
+    """Refuse a folder that holds a run of another recipe."""
     folder = cell.folder(out)
     if not (folder / "run.json").exists():
         return
     try:
         header = read_header(folder)
-    except InputError:
+    except InputError:  # a damaged file concerns this cell only, which will report it
         return
     if fields := cell.recipe.differences(header["recipe"]):
         problem = f"{folder} belongs to another recipe ({', '.join(fields)} differ)"

@@ -17,7 +17,7 @@ from ghostbatch.study.rows import warmed_up
 
 
 def scaled(study: Study, scale: float) -> Study:
-    """Return the study with all epochs of all columns, drops and warm-up too, times ``scale``."""
+    """Return the study with all times of all columns' regimes multiplied by ``scale``."""
     if not (isfinite(scale) and scale > 0):
         raise InputError("scale", f"{scale:g} is not above 0", "use 0.1, for example")
     stretched = _each(study, lambda r: replace(r, regime=r.regime.stretched(scale)))

@@ -91,7 +91,7 @@ def _open_replies() -> Reply:
 
 
 def _run(number: int, job: Job, reply: Reply, stop: Flag, streams: list[Any]) -> None:
-    """Run a job, and reply with its records, and its summary or what it was refused for."""
+    """Run a job; reply with its records, and then with its summary or the error that it raised."""
     try:
         with _own_stream(job, streams):
             summary = job.run(lambda record: reply(number, record), stop.is_set)
@@ -111,7 +111,7 @@ def _run(number: int, job: Job, reply: Reply, stop: Flag, streams: list[Any]) ->
 
 
 def _release(error: Exception) -> None:
-    """Free what the frames of an error hold: after a lack of memory, the memory of its job."""
+    """Free what the frames of an error hold, such as the memory of a job that ran out of it."""
     for each in (error, error.__cause__, error.__context__):
         if each is not None:
             traceback.clear_frames(each.__traceback__)
@@ -122,9 +122,9 @@ def _release(error: Exception) -> None:
 
 @contextmanager
 def _own_stream(job: Job, streams: list[Any]) -> Iterator[None]:
-    """On a GPU, run in a stream that no other job uses; in the end give its memory back.
+    """On a GPU, run in a stream that no other job uses; at the end give its memory back.
 
-    A rank has its process to itself, and needs none.
+    A rank needs none, since it has its process to itself.
     """
     device = find_device(job.where.device)
     if device.type != "cuda" or job.where.ranks > 1:
