@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ghostbatch.errors import InputError, check_choice
-from ghostbatch.optim.groups import is_bias, norm_parameters
+from ghostbatch.optim.groups import is_bias, norm_parameters, wide_dtype
 
 Keep = Literal["exact", "cpu", "bf16"]
 
@@ -127,7 +127,7 @@ class WeightDistance:
             start = [to_local(self._start[n]) for n in names[chunk]]
             start = [s.to(w.device, w.dtype) for s, w in zip(start, local, strict=True)]
             moved = torch._foreach_sub(local, start)
-            wide = [m.to(torch.promote_types(m.dtype, torch.float32)) for m in moved]
+            wide = [m.to(wide_dtype(m)) for m in moved]
             norms += torch._foreach_norm(wide)
         norms = [norm.to(norms[0].device) for norm in norms]
         squares = torch.stack(norms).double().square()

@@ -19,6 +19,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
 from ghostbatch.nn import to_ghost, to_plain
 from ghostbatch.ops.backends.select import has_kernels
+from ghostbatch.optim.groups import wide_dtype
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -148,7 +149,7 @@ class BatchedLoss:
 
 
 def _summed_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    wide = outputs.to(wide_dtype(outputs))
     return F.cross_entropy(wide, labels, reduction="none").sum(dtype=torch.float64)
 
 

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import (
 
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.optim.groups import set_option
-from ghostbatch.optim.regime import Epochs, exact
+from ghostbatch.optim.regime import exact
 from ghostbatch.optim.scaling import Rule, lr_scale, rate_batch
 
 Time = Literal["epochs", "updates"]
@@ -195,8 +195,12 @@ def _leaves(scheduler: LRScheduler) -> list[LRScheduler]:
 
 def _show(scheduler: Any) -> str:
     """Return a scheduler with its rates and lengths on one line."""
-    lengths = {name.lstrip("_"): getattr(scheduler, name) for name in LENGTHS[type(scheduler)]}
-    shown = [f"{name}={_show_lengths(length)}" for name, length in lengths.items()]
+    shown = []
+    for name in LENGTHS[type(scheduler)]:
+        length = getattr(scheduler, name)
+        many = sorted(length.elements()) if isinstance(length, Counter) else length
+        text = ",".join(map(str, many)) if isinstance(many, list) else str(many)
+        shown.append(f"{name.lstrip('_')}={text}")
     if isinstance(scheduler, SequentialLR):
         inside = [_show(part) for part in _parts(scheduler)]
         return f"SequentialLR({', '.join([*inside, *shown])})"
@@ -205,8 +209,3 @@ def _show(scheduler: Any) -> str:
         name, rates = "max_lr", [group["max_lr"] for group in scheduler.optimizer.param_groups]
     first = f"{name}={','.join(f'{float(rate):.4g}' for rate in rates)}"
     return f"{type(scheduler).__name__}({', '.join([first, *shown])})"
-
-
-def _show_lengths(length: Epochs | list[int] | Counter[int]) -> str:
-    many = sorted(length.elements()) if isinstance(length, Counter) else length
-    return ",".join(map(str, many)) if isinstance(many, list) else str(many)

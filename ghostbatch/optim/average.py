@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ghostbatch.errors import InputError, check_positive
+from ghostbatch.optim.groups import wide_dtype
 
 
 class WeightAverage:
@@ -51,16 +52,18 @@ class WeightAverage:
         if not self._parameters:
             raise InputError("model", "it has no trainable parameters", "give one that has")
         # In bf16 the small steps of an average would be rounded away.
-        self._sums = {n: torch.zeros_like(p, dtype=_wide(p)) for n, p in self._parameters.items()}
+        self._sums = {
+            n: torch.zeros_like(p, dtype=wide_dtype(p)) for n, p in self._parameters.items()
+        }
         first = next(iter(self._parameters.values()))
         # The same average of the number 1: the factors of all updates so far, added up.
-        self._one = torch.ones((), dtype=_wide(first), device=first.device)
+        self._one = torch.ones((), dtype=wide_dtype(first), device=first.device)
         self._total = torch.zeros_like(self._one)
 
     @torch.no_grad()
     def update(self) -> None:
         """Add the current weights."""
-        weights = [weight.to(_wide(weight)) for weight in self._parameters.values()]
+        weights = [weight.to(wide_dtype(weight)) for weight in self._parameters.values()]
         torch._foreach_lerp_([*self._sums.values()], weights, 1 - self.decay)
         self._total.lerp_(self._one, 1 - self.decay)
 
@@ -94,10 +97,6 @@ class WeightAverage:
         for name, weighted in self._sums.items():
             weighted.copy_(saved[name])
         self._total.copy_(state_dict["total"])
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def check_decay(field: str, decay: float) -> None:

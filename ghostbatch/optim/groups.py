@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -14,7 +15,6 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
 
     `RegimeScheduler` leaves them without weight decay.
 
-    >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     >>> optimizer = torch.optim.SGD(decay_groups(model), lr=0.1, weight_decay=1e-4)
     >>> [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
@@ -63,6 +63,11 @@ def set_option(group: dict[str, Any], name: str, value: Any) -> None:
         group[name].fill_(value)
     else:
         group[name] = value
+
+
+def wide_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the dtype for sums and norms of a tensor: at least fp32."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def is_bias(name: str) -> bool:

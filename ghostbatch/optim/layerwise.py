@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ghostbatch.errors import InputError
-from ghostbatch.optim.groups import Parameters
+from ghostbatch.optim.groups import Parameters, wide_dtype
 from ghostbatch.optim.scaling import check_betas
 
 Group = dict[str, Any]
@@ -173,7 +173,7 @@ class LAMB(Layerwise):
         means = torch._foreach_lerp(old_means, gradients, 1 - beta1)
         squares = torch._foreach_mul(old_squares, beta2)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        done = torch.stack(steps_done).to(_wide(weights))
+        done = torch.stack(steps_done).to(wide_dtype(weights[0]))
         roots = torch._foreach_sqrt(squares)
         torch._foreach_div_(roots, _bias_correction(beta2, done).sqrt().unbind())
         torch._foreach_add_(roots, group["eps"])
@@ -200,14 +200,9 @@ def _check_not_negative(**numbers: float) -> None:
             raise InputError(name, f"{value} is out of range", "use a finite number, 0 or more")
 
 
-def _wide(tensors: Tensors) -> torch.dtype:
-    """Return the dtype for norms and counts: at least fp32."""
-    return torch.promote_types(tensors[0].dtype, torch.float32)
-
-
 def _norms(tensors: Tensors) -> Tensor:
     """Return the L2 norm of each tensor, as one vector."""
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype=_wide(tensors)))
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=wide_dtype(tensors[0])))
 
 
 def _scale(steps: Tensors, ratios: Tensor, norms: Tensor, others: Tensor) -> None:
