@@ -1,9 +1,9 @@
 """The loss at random points around the weights, and the exponent of its deviation.
 
-The paper's appendix B: draw a random unit direction v over all trainable parameters and a distance
-z ~ U[0, c], and record L(w0 + z v) around the initial weights w0, 1,000 times. Any smooth loss with
-a gradient gives alpha = 2 at small z, so look at several radii (`RandomPotential.within`) and at
-the deviation with the mean trend removed.
+The paper's appendix B: 1,000 times, draw a random unit direction v over all trainable parameters
+and a distance z ~ U[0, c], and record the loss at w0 + z v, with w0 the initial weights. Any smooth
+loss with a gradient gives alpha = 2 at small z, so look at several radii (`RandomPotential.within`)
+and at the deviation with the mean trend removed.
 """
 
 from collections.abc import Callable, Sequence

@@ -73,11 +73,11 @@ class AdamSpec(Spec):
     moments: ClassVar[int] = 2
 
     beta1: float = 0.9
-    """Decay of the average of the gradient."""
+    """Decay of the average of the gradient; of AdamW, at base_batch."""
     beta2: float = 0.999
-    """Decay of the average of the squared gradient."""
+    """Decay of the average of the squared gradient; of AdamW, at base_batch."""
     eps: float = 1e-8
-    """Added to the root of that average."""
+    """Added to the root of the average of the squared gradient, at base_batch."""
 
     def check(self, regime: Regime) -> None:
         """Refuse options out of range, and a momentum that the regime was given."""
@@ -91,9 +91,8 @@ class AdamSpec(Spec):
 class AdamW(AdamSpec):
     """AdamW with the rate and weight decay of the regime, and betas in place of momentum.
 
-    Betas and eps are those at base_batch. Under the square-root rule they follow the batch, too, by
-    `scale_adam`. The regime's default weight decay is meant for SGD; that of torch.optim.AdamW is
-    0.01. It is not scaled.
+    Under the square-root rule, betas and eps follow the batch by `scale_adam`. The weight decay is
+    not scaled. The regime's default is meant for SGD; that of torch.optim.AdamW is 0.01.
     """
 
     kind: ClassVar[OptimizerKind] = "adamw"

@@ -19,8 +19,7 @@ class RegimeScheduler(LRScheduler):
     Groups with the optimizer's default rate (or else the first group) get the regime's rate; other
     groups keep their ratio to it. Groups without weight decay stay without. If the regime was not
     given a weight decay, the optimizer keeps its own until a drop gives one. The momentum is always
-    the optimizer's. A warning tells of a given momentum or weight decay that the optimizer does
-    not have.
+    the optimizer's. A momentum or weight decay of the regime that differs from it causes a warning.
 
     Args:
         optimizer: any optimizer with "lr" and, if it decays weights, "weight_decay" groups.

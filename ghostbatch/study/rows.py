@@ -1,6 +1,6 @@
 """Kinds of rows: the same comparison for any recipe, which is given at its small batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -19,16 +19,16 @@ PAPER_NOTE = (
 
 def paper_row(recipe: Recipe, large: int, ghost: int, paper: Sequence[float] = ()) -> Row:
     """Return a row of the paper's tables; ``paper`` has its accuracies in the columns' order."""
-    changes: dict[str, dict[str, Any]] = {  # each column is the one before plus one change
-        "SB": {},
-        "LB": {"batch": large},
-        "+LR": {"lr_rule": "sqrt"},
-        "+GBN": {"ghost": ghost},
-        "+RA": {"hold": "updates"},
+    steps: dict[str, Callable[[Recipe], Recipe]] = {  # each is the one before plus one change
+        "SB": lambda r: r,
+        "LB": lambda r: replace(r, batch=large),
+        "+LR": lambda r: replace(r, lr_rule="sqrt"),
+        "+GBN": lambda r: replace(r, ghost=ghost),
+        "+RA": lambda r: replace(r, hold="updates"),
     }
     recipes = {}
-    for column, change in changes.items():
-        recipe = recipes[column] = replace(recipe, **change)
+    for column, step in steps.items():
+        recipe = recipes[column] = step(recipe)
     return Row(recipes, note=PAPER_NOTE, paper=dict(zip(recipes, paper, strict=bool(paper))))
 
 

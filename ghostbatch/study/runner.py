@@ -167,8 +167,8 @@ class CellRunner:
         if device is None:
             return None
         self._running[cell] = device, share
-        where, alone = replace(self._where, device=device, micro=micro), self._deaths[cell] > 0
-        folder = cell.folder(self._out)
+        where = replace(self._where, device=device, micro=micro)
+        folder, alone = cell.folder(self._out), self._deaths[cell] > 0
         return Job(cell.name, recipe, folder, where, share, alone, cell.evaluations)
 
     def _start(self, cell: Cell, job: Job) -> None:
