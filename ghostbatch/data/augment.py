@@ -29,11 +29,8 @@ class PadCropFlip:
         rows = top - self.pad + torch.arange(height, device=images.device)
         columns = left - self.pad + torch.arange(width, device=images.device)
         columns = torch.where(flip.bool(), columns.flip(1), columns)
-        inside = ((rows >= 0) & (rows < height)).unsqueeze(2)
-        inside = inside & ((columns >= 0) & (columns < width)).unsqueeze(1)
-        crops = images.permute(0, 2, 3, 1)[
-            chosen.view(-1, 1, 1),
-            rows.clamp(0, height - 1).unsqueeze(2),
-            columns.clamp(0, width - 1).unsqueeze(1),
-        ]
+        rows, columns = rows.unsqueeze(2), columns.unsqueeze(1)
+        inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+        rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+        crops = images.permute(0, 2, 3, 1)[chosen.view(-1, 1, 1), rows, columns]
         return torch.where(inside.unsqueeze(-1), crops, self.fill).permute(0, 3, 1, 2)

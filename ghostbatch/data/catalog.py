@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ghostbatch.data import readers
 from ghostbatch.data.datasets import ImageData, Info
 from ghostbatch.data.feed import TensorFeed
@@ -16,7 +18,7 @@ from ghostbatch.errors import InputError, check_choice
 
 Data = ImageData | FolderData
 Feed = TensorFeed | FolderFeed
-"""Hands a run its batches; random draws do not depend on how a batch is split."""
+"""Yields the batches of a run; random draws do not depend on how a batch is split."""
 Loader = Callable[[Path, bool], Data]
 """Takes the folder that holds all data sets, and whether to download missing files."""
 
@@ -26,12 +28,9 @@ def imagenet(data_dir: Path, download: bool) -> FolderData:
     root = data_dir / "imagenet"
     if not root.is_dir():
         cannot = " and cannot be downloaded" if download else ""
-        raise InputError(
-            "data",
-            f"imagenet is not in {root}{cannot}",
-            "get it from image-net.org into train/CLASS and val/CLASS there, or set data_dir or "
-            "GHOSTBATCH_DATA to where it is",
-        )
+        get = "get it from image-net.org into train/CLASS and val/CLASS there"
+        remedy = f"{get}, or set data_dir or GHOSTBATCH_DATA to where it is"
+        raise InputError("data", f"imagenet is not in {root}{cannot}", remedy)
     return replace(list_folder(root, "imagenet"), pixels=IMAGENET_PIXELS)
 
 
@@ -75,7 +74,7 @@ def find_dataset(name: str) -> Loader:
 def find_info(name: str, image_size: int | None = None, holdout: int = 0) -> Info:
     """Return the sizes of a data set without reading its files; a folder is listed.
 
-    With ``holdout`` they are those after so many training images were kept aside for evaluation.
+    With ``holdout`` they are those after that many training images were kept aside for evaluation.
 
     >>> find_info("cifar10").samples
     50000
@@ -98,7 +97,7 @@ def is_folder(name: str) -> bool:
 
 
 def check_image_size(name: str, image_size: int | None) -> None:
-    """Refuse a size that is no number of pixels, or for a data set whose images have their own."""
+    """Refuse a size that is not a number of pixels, and any size for images of a fixed size."""
     if image_size is None:
         return
     if not isinstance(image_size, int) or image_size < 1:
@@ -124,7 +123,7 @@ def load(
             environment variable GHOSTBATCH_DATA, or else ``data`` in the current folder.
         download: download missing files.
         image_size: side of the images of a folder; None is 224.
-        holdout: replace the test set by so many training images; 0 is no change.
+        holdout: replace the test set by this number of training images; 0 is no change.
 
     """
     check_image_size(name, image_size)
@@ -132,29 +131,20 @@ def load(
     data = find_dataset(name)(root, download)
     if isinstance(data, FolderData) and image_size is not None:
         data = replace(data, size=image_size)
-    if name in INFO and data.info != find_info(name, image_size):
-        raise InputError(
-            "data",
-            f"{name} in {root} has {data.info.samples:,} + {data.info.test_samples:,} images in "
-            f"{data.info.classes} classes, not {INFO[name].samples:,} + "
-            f"{INFO[name].test_samples:,} in {INFO[name].classes}",
-            "get the complete data set, or load a part of it as folder:PATH",
-        )
-    if isinstance(data, ImageData):
-        _check_labels(data, root)
-    return data.hold_out(holdout) if holdout else data
-
-
-def _check_labels(data: ImageData, root: Path) -> None:
-    """Refuse labels that are no class: a loss would fail on them, on a GPU without naming them."""
-    for labels in (data.train.labels, data.test.labels):
-        wrong = labels[(labels < 0) | (labels >= data.classes)]
+    info = data.info
+    if name in INFO and info != find_info(name, image_size):
+        found = f"{info.samples:,} + {info.test_samples:,} images in {info.classes} classes"
+        known = INFO[name]
+        expected = f"{known.samples:,} + {known.test_samples:,} in {known.classes}"
+        remedy = "get the complete data set, or load a part of it as folder:PATH"
+        raise InputError("data", f"{name} in {root} has {found}, not {expected}", remedy)
+    if isinstance(data, ImageData):  # a loss would fail on wrong labels, on a GPU without a message
+        labels = torch.cat([data.train.labels, data.test.labels])
+        wrong = labels[(labels < 0) | (labels >= info.classes)]
         if len(wrong):
-            raise InputError(
-                "data",
-                f"{data.name} in {root} has a label {int(wrong[0])}, but {data.classes} classes",
-                "get the data set again",
-            )
+            problem = f"{name} in {root} has a label {int(wrong[0])}, but {info.classes} classes"
+            raise InputError("data", problem, "get the data set again")
+    return data.hold_out(holdout) if holdout else data
 
 
 def find_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -177,7 +167,6 @@ def open_feed(
     The feed of an image folder yields the images themselves, whatever ``patch`` is.
     """
     if isinstance(data, FolderData):
-        return FolderFeed(
-            data, workers=workers, on_bad_image=on_bad_image, skipped=skipped, **settings
-        )
+        settings |= {"workers": workers, "on_bad_image": on_bad_image, "skipped": skipped}
+        return FolderFeed(data, **settings)
     return TensorFeed(data, patch=patch, **settings)

@@ -37,16 +37,13 @@ class Info:
         if self.held_out:
             raise InputError("holdout", "images are held out already", "hold out all at once")
         if not 0 < count < self.samples:
-            raise InputError(
-                "holdout",
-                f"{count:,} of {self.samples:,} training images cannot be held out",
-                f"use 1 to {self.samples - 1:,}",
-            )
+            problem = f"{count:,} of {self.samples:,} training images cannot be held out"
+            raise InputError("holdout", problem, f"use 1 to {self.samples - 1:,}")
         return replace(self, samples=self.samples - count, test_samples=count, held_out=True)
 
 
 def check_holdout(count: int) -> None:
-    """Refuse what is no number of images."""
+    """Refuse a value that is not a number of images."""
     if not isinstance(count, int) or count < 0:
         raise InputError("holdout", f"{count!r} is no number of images", "use 5000, or 0 for none")
 
@@ -54,8 +51,8 @@ def check_holdout(count: int) -> None:
 def choose_held_out(samples: int, count: int) -> tuple[list[int], list[int]]:
     """Return the numbers of the training images that stay, and of the ``count`` kept aside.
 
-    Those with the least hashes are kept aside: the same ones for every seed, run, platform and
-    version, from all over the training set, and among them those of any smaller ``count``.
+    Those with the least hashes are kept aside, so they are the same for every seed, run, platform
+    and version, come from the whole training set, and contain those of any smaller ``count``.
 
     >>> choose_held_out(10, 3)
     ([0, 1, 2, 3, 5, 7, 8], [4, 6, 9])

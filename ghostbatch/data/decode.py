@@ -97,7 +97,7 @@ class Decoder(Dataset[Decoded]):
     files: Files
     replace_bad: bool
     """Use the next readable image instead of a bad one."""
-    size: int = SIZE
+    size: int
 
     def __getitem__(self, crops: Sequence[Crop]) -> Decoded:
         images, labels, problems = [], [], []
@@ -114,17 +114,11 @@ class Decoder(Dataset[Decoded]):
         return torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.long), problems
 
 
-@dataclass(frozen=True)
-class WorkerInit:
-    """Prepares a worker process: it leaves signals to its parent, and exits if that has ended."""
-
-    parent: int
-
-    def __call__(self, _worker: int) -> None:
-        """Ignore stop signals, and exit if the parent has ended before this call."""
-        for number in STOP_SIGNALS:
-            if number != signal.SIGTERM:  # which PyTorch itself handles
-                signal.signal(number, signal.SIG_IGN)
-        gc.freeze()  # a worker must not finalise loaders inherited from its parent
-        if os.getppid() != self.parent:
-            os._exit(0)
+def begin_worker(_worker: int, parent: int) -> None:
+    """Prepare a worker process: leave signals to its parent, and exit if that has ended already."""
+    for number in STOP_SIGNALS:
+        if number != signal.SIGTERM:  # which PyTorch itself handles
+            signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # a worker must not finalise loaders inherited from its parent
+    if os.getppid() != parent:
+        os._exit(0)

@@ -115,11 +115,8 @@ class TensorFeed:
                 width=patch_width(images.shape[1], self._patch),
                 dtype=normalise.dtype,
             )
-        if augmentation is None:
-            images = images[draws[0]]
-        else:
-            images = augmentation(images, draws[0], draws[1:])
-        images = normalise(images)
+        chosen, crops = draws[0], draws[1:]
+        images = normalise(augmentation(images, chosen, crops) if augmentation else images[chosen])
         return images if self._patch == 1 else patches(images, self._patch)
 
     def test_batches(

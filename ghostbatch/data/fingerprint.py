@@ -9,7 +9,6 @@ from typing import Any
 from ghostbatch.data.catalog import Data
 from ghostbatch.data.datasets import Info, Split
 from ghostbatch.data.decode import Files
-from ghostbatch.data.folder import FolderData
 
 COUNTS = {
     "samples": ("training image", "training images"),
@@ -35,7 +34,7 @@ class Fingerprint:
         return {**sizes, "train": self.train, "test": self.test}
 
     def changes_since(self, written: dict[str, Any]) -> str | None:
-        """Return in words what is different from what `as_dict` wrote; None if nothing is."""
+        """Return the differences from what `as_dict` wrote in words; None if there are none."""
         now = self.as_dict()
         changes = []
         evaluated = "held-out" if self.info.held_out else "test"
@@ -60,27 +59,20 @@ def fingerprint_of(data: Data) -> Fingerprint:
     """Return the fingerprint of a data set.
 
     Images in memory are read completely (a second for a gigabyte). Of a folder's images only the
-    names, sizes and labels are: to read them would take as long as an epoch.
+    names, sizes and labels are read: the images would take as long as an epoch.
     """
-    if isinstance(data, FolderData):
-        digests = (_digest_files(part) for part in (data.train, data.test))
-    else:
-        digests = (_digest_split(part) for part in (data.train, data.test))
-    return Fingerprint(data.name, data.info, *digests)
+    return Fingerprint(data.name, data.info, _digest(data.train), _digest(data.test))
 
 
-def _digest_split(split: Split) -> str:
+def _digest(part: Split | Files) -> str:
+    """Return a digest of images and labels, or of labels, sizes and the differing ends of paths."""
     digest = blake2b(digest_size=16)
-    for tensor in (split.images, split.labels):
-        digest.update(tensor.cpu().contiguous().numpy().data)
-    return digest.hexdigest()
-
-
-def _digest_files(files: Files) -> str:
-    """Return a digest of labels, sizes and paths, less what all paths begin with."""
-    digest = blake2b(digest_size=16)
-    begin = len(os.path.commonpath(files.paths))
-    for path, label in zip(files.paths, files.labels, strict=True):
+    if isinstance(part, Split):
+        for tensor in (part.images, part.labels):
+            digest.update(tensor.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+    begin = len(os.path.commonpath(part.paths))
+    for path, label in zip(part.paths, part.labels, strict=True):
         try:
             size = Path(path).stat().st_size
         except OSError:  # such as a link to nothing, which the feed reports as unreadable

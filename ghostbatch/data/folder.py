@@ -1,15 +1,14 @@
 """Image folders of any size, with files CLASS/IMAGE below ``train`` and ``val``.
 
-Worker processes decode, resize and crop; images are copied to the device as bytes, and flipped and
-normalised there. The order and the crops are keyed by seed and update, so a run resumes at the
-exact batch and does not depend on ranks, micro-batches or workers.
+Worker processes decode, resize and crop; the device flips and normalises. The order and the crops
+are keyed by seed and update, so they do not depend on ranks, micro-batches, workers or resuming.
 """
 
 import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ghostbatch.data.datasets import HoldsOut, Info
-from ghostbatch.data.decode import SIZE, Crop, Crops, Decoded, Decoder, Files, WorkerInit, decode
+from ghostbatch.data.decode import SIZE, Crop, Crops, Decoded, Decoder, Files, begin_worker, decode
 from ghostbatch.data.feed import MicroBatch, Normalise, to_device
 from ghostbatch.data.skipped import OnBadImage, SkippedImages
 from ghostbatch.data.stream import PermutationStream
@@ -76,19 +75,12 @@ def list_folder(root: Path, name: str) -> FolderData:
     parts = [root / "train", root / "val"]
     for part in parts:
         if not part.is_dir():
-            raise InputError(
-                "data",
-                f"{name}: there is no folder {part}",
-                "put images into train/CLASS and val/CLASS there, or name another folder",
-            )
-    classes = sorted(entry.name for entry in parts[0].iterdir() if entry.is_dir())
-    unknown = {e.name for e in parts[1].iterdir() if e.is_dir()} - set(classes)
-    if unknown:
-        raise InputError(
-            "data",
-            f"{name}: {parts[1]} has classes that train lacks ({', '.join(sorted(unknown)[:3])})",
-            "give both the same classes",
-        )
+            remedy = "put images into train/CLASS and val/CLASS there, or name another folder"
+            raise InputError("data", f"{name}: there is no folder {part}", remedy)
+    classes, others = (sorted(e.name for e in part.iterdir() if e.is_dir()) for part in parts)
+    if unknown := sorted({*others} - {*classes}):
+        problem = f"{parts[1]} has classes that train lacks ({', '.join(unknown[:3])})"
+        raise InputError("data", f"{name}: {problem}", "give both the same classes")
     train, test = (_list_images(name, part, classes) for part in parts)
     return FolderData(name, len(classes), train, test)
 
@@ -101,8 +93,8 @@ def _list_images(name: str, part: Path, classes: Sequence[str]) -> Files:
         if path.suffix.lower() in SUFFIXES
     ]
     if not found:
-        suffixes = ", ".join(sorted(SUFFIXES))
-        raise InputError("data", f"{name}: {part} has no images", f"use {suffixes}")
+        remedy = f"use {', '.join(sorted(SUFFIXES))}"
+        raise InputError("data", f"{name}: {part} has no images", remedy)
     return Files(*zip(*found, strict=True))
 
 
@@ -141,9 +133,9 @@ class FolderFeed:
         self._normalise = Normalise(*data.moments, device, dtype)
         self._decoded: Iterator[Decoded] | None = None
         self._next: tuple[int, tuple[slice, ...]] | None = None
+        """Update and positions of the batch that ``_decoded`` yields next."""
         self._loaders: WeakSet[Any] = WeakSet()
         """Iterators of DataLoaders, which have workers."""
-        """Update and positions of the batch that ``_decoded`` yields next."""
         self._skipped = skipped or SkippedImages()
 
     def micro_batches(self, update: int, positions: Sequence[slice]) -> Iterator[MicroBatch]:
@@ -191,7 +183,7 @@ class FolderFeed:
             batch_size=None,  # the decoder makes the batches
             sampler=crops,
             num_workers=self.workers,
-            worker_init_fn=WorkerInit(os.getpid()),
+            worker_init_fn=partial(begin_worker, parent=os.getpid()),
             pin_memory=self.device.type == "cuda",
         )
         iterator = iter(loader)

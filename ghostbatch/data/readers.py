@@ -26,13 +26,10 @@ def digits(data_dir: Path, download: bool) -> ImageData:
     """
     del data_dir, download
     with (files("ghostbatch.data") / "embedded" / "digits.npz").open("rb") as file:
-        arrays = dict(np.load(file))
-
-    def split(part: str) -> Split:
-        images = torch.from_numpy(arrays[f"{part}_images"]).unsqueeze(1)
-        return Split(images, torch.from_numpy(arrays[f"{part}_labels"]).long())
-
-    return ImageData("digits", 10, split("train"), split("test"), PadCropFlip(pad=2, fill=0))
+        read = {name: torch.from_numpy(array) for name, array in np.load(file).items()}
+    train = Split(read["train_images"].unsqueeze(1), read["train_labels"].long())
+    test = Split(read["test_images"].unsqueeze(1), read["test_labels"].long())
+    return ImageData("digits", 10, train, test, PadCropFlip(pad=2, fill=0))
 
 
 def mnist(data_dir: Path, download: bool) -> ImageData:
@@ -75,10 +72,8 @@ def _load_idx(name: str, kind: str, data_dir: Path, download: bool) -> ImageData
     else:
         raise _missing(name, plain)
 
-    def split(part: Any) -> Split:
-        return Split(part.data.unsqueeze(1), part.targets.long())
-
-    return ImageData(name, 10, split(train), split(test), PadCropFlip(pad=2, fill=0))
+    train, test = (Split(each.data.unsqueeze(1), each.targets.long()) for each in (train, test))
+    return ImageData(name, 10, train, test, PadCropFlip(pad=2, fill=0))
 
 
 def _gunzip(name: str, archive: Path) -> bytes:
@@ -129,30 +124,22 @@ def _download(name: str, reader: Any, root: Path, folder: Path) -> None:
         with no_empty_folders(folder):  # torchvision makes it first
             reader(root, download=True)
     except (RuntimeError, OSError) as error:
-        raise InputError(
-            "data",
-            f"{name} could not be downloaded to {root}: {_one_line(error)}",
-            "get it another way, and set data_dir or GHOSTBATCH_DATA to where it is",
-        ) from None
+        problem = f"{name} could not be downloaded to {root}: {_one_line(error)}"
+        remedy = "get it another way, and set data_dir or GHOSTBATCH_DATA to where it is"
+        raise InputError("data", problem, remedy) from None
 
 
 def _missing(name: str, paths: list[Path]) -> InputError:
     folder = paths[0].parent
     lacking = [path.name for path in paths if not path.exists()]
     what = "is not" if len(lacking) == len(paths) else f"lacks {', '.join(lacking)}"
-    return InputError(
-        "data",
-        f"{name} {what} in {folder}",
-        "set download to get it, or set data_dir or GHOSTBATCH_DATA to where it is",
-    )
+    remedy = "set download to get it, or set data_dir or GHOSTBATCH_DATA to where it is"
+    return InputError("data", f"{name} {what} in {folder}", remedy)
 
 
 def _damaged(name: str, folder: Path, problem: str) -> InputError:
-    return InputError(
-        "data",
-        f"{name} in {folder} is damaged: {problem}",
-        f"delete {folder} and set download to get it again",
-    )
+    remedy = f"delete {folder} and set download to get it again"
+    return InputError("data", f"{name} in {folder} is damaged: {problem}", remedy)
 
 
 def _one_line(error: Exception) -> str:

@@ -18,13 +18,12 @@ class ExactBatchSampler(Sampler[list[int]]):
 
     Each batch is the next part of one endless stream of permutations. It is cut into micro-batches,
     and each micro-batch into contiguous shards, one per rank. So all ranks together see the same
-    batches, in the same order, for any number of ranks and any micro-batch, and ghosts that divide
-    a shard hold the same samples. Every list has ``batch_size`` indices.
+    batches for any number of ranks and any micro-batch, and ghosts that divide a shard hold the
+    same samples. Every list has ``batch_size`` indices.
 
-    One pass over the loader has a fixed number of updates, and the next pass continues where it
-    ended: do not call ``set_epoch``. By default it is the whole number of updates that is nearest
-    to an epoch. A pass that was broken off begins again, unless the loader's workers have already
-    fetched the rest of it.
+    One pass over the loader has a fixed number of updates, by default the nearest to an epoch, and
+    the next pass continues where it ended: do not call ``set_epoch``. A pass that was broken off
+    begins again, unless the loader's workers have already fetched the rest of it.
 
     To resume, call `set_update` with the number of updates done. The StatefulDataLoader of
     torchdata needs no call: it saves and restores the position.
@@ -82,10 +81,9 @@ class ExactBatchSampler(Sampler[list[int]]):
         return _Pass(self)
 
     def set_update(self, update: int) -> None:
-        """Begin the next pass with the 0-based ``update``.
+        """Begin the next pass with the 0-based ``update``; it ends where it would have ended.
 
-        It ends where it would have ended, so a loop over epochs that is resumed in the middle of
-        one completes that first.
+        So a loop over epochs that is resumed in the middle of one completes that first.
         """
         if update < 0:
             raise InputError("update", f"{update} is below 0", "give the number of updates done")

@@ -18,17 +18,19 @@ class SkippedImages:
         self.parts: dict[str, set[int]] = {"train": set(), "test": set()}
 
     def add(self, part: str, number: int, images: int) -> bool:
-        """Note one of so many images of a part; return whether it is new; refuse too many."""
+        """Note a skipped image, of ``images`` in a part; return whether it is new.
+
+        Refuse more than `limit` allows.
+        """
         skipped = self.parts[part]
         if number in skipped:
             return False
         skipped.add(number)
         if len(skipped) > self.limit * images:
             what = f"{len(skipped)} of {images:,} {part} images cannot be read"
+            problem = f"{what}, which is more than a fraction of {self.limit:g}"
             raise RankLocalError(
-                "bad_image_limit",
-                f"{what}, which is more than a fraction of {self.limit:g}",
-                "repair the images, or raise the limit",
+                "bad_image_limit", problem, "repair the images, or raise the limit"
             )
         return True
 
@@ -43,6 +45,6 @@ class SkippedImages:
 
 
 def check_limit(limit: float) -> None:
-    """Refuse a limit that is no fraction."""
+    """Refuse a limit that is not a fraction."""
     if not 0 <= limit <= 1:
         raise InputError("bad_image_limit", f"{limit} is no fraction", "use 0 to 1")

@@ -27,6 +27,11 @@ class BatchSplit:
         """Samples per backward pass on one rank."""
         return self.micro // self.world
 
+    @property
+    def _step(self) -> int:
+        """What a micro-batch must be a multiple of, so that each rank has whole ghosts."""
+        return self.world * self.multiple_of
+
     def positions(self, rank: int) -> list[slice]:
         """Return the positions in the batch that one rank computes, one slice per backward pass.
 
@@ -52,24 +57,17 @@ class BatchSplit:
             remedy = without_ghosts if self.needs_full_batch else self._remedy()
             raise InputError("micro", f"{self.micro} is below 1", remedy)
         if self.needs_full_batch and self.micro != self.batch:
-            raise InputError(
-                "micro",
-                f"plain batch norm normalises all {self.batch} samples at once",
-                without_ghosts,
-            )
-        step = self.world * self.multiple_of
+            problem = f"plain batch norm normalises all {self.batch} samples at once"
+            raise InputError("micro", problem, without_ghosts)
         is_split = self.micro != self.batch or self.world > 1
-        if self.batch % self.micro or (is_split and self.micro % step):
-            ranks = f" over {self.world} ranks" if self.world > 1 else ""
-            ghosts = (
-                f" without splitting ghosts of {self.multiple_of}" if self.multiple_of > 1 else ""
-            )
-            raise InputError(
-                "micro" if self.world == 1 or self.micro != self.batch else "ranks",
-                f"batch {self.batch} does not split into micro-batches of {self.micro}"
-                f"{ranks}{ghosts}",
-                self._remedy(),
-            )
+        if self.batch % self.micro or (is_split and self.micro % self._step):
+            field = "micro" if self.world == 1 or self.micro != self.batch else "ranks"
+            problem = f"batch {self.batch} does not split into micro-batches of {self.micro}"
+            if self.world > 1:
+                problem += f" over {self.world} ranks"
+            if self.multiple_of > 1:
+                problem += f" without splitting ghosts of {self.multiple_of}"
+            raise InputError(field, problem, self._remedy())
 
     def allowed_micros(self) -> set[int]:
         """Return every micro-batch that could be asked for, the batch included."""
@@ -79,18 +77,16 @@ class BatchSplit:
         """Return every micro-batch that this number of ranks could take."""
         if self.needs_full_batch:
             return []
-        step = self.world * self.multiple_of
-        return [m for m in range(step, self.batch + 1, step) if self.batch % m == 0]
+        return [m for m in range(self._step, self.batch + 1, self._step) if self.batch % m == 0]
 
     def _remedy(self) -> str:
         if micros := self._valid_micros():
             return f"use micro {_listed(micros)}"
-        step = self.world * self.multiple_of
+        step, ghost = self._step, self.multiple_of
         other = f"a batch that {step} divides, such as {max(1, round(self.batch / step)) * step}"
         if self.world == 1:
             return f"leave micro out, or use {other}"
-        step = self.multiple_of
-        worlds = [w for w in range(1, self.world) if w == 1 or self.batch % (w * step) == 0]
+        worlds = [w for w in range(1, self.world) if w == 1 or self.batch % (w * ghost) == 0]
         leave = "" if self.micro == self.batch else "leave micro out and "
         return f"{leave}use {_listed(worlds)} rank{'s' if worlds != [1] else ''}, or {other}"
 

@@ -29,16 +29,12 @@ def parse(shape: str) -> Info:
     read = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?(?::(\d+))?", shape, re.ASCII)
     numbers = [int(number) for number in read.groups() if number is not None] if read else [0]
     if read is None or not all(numbers):
-        raise InputError(
-            "data",
-            f"'synthetic:{shape}' is not a shape",
-            "write synthetic:3x32x32 or, with classes and samples, synthetic:3x32x32x100:5000",
-        )
+        remedy = "write synthetic:3x32x32 or, with classes and samples, synthetic:3x32x32x100:5000"
+        raise InputError("data", f"'synthetic:{shape}' is not a shape", remedy)
     channels, height, width, *_ = numbers
     if height != width:
-        raise InputError(
-            "data", f"'synthetic:{shape}' is not square", "give height and width the same number"
-        )
+        remedy = "give height and width the same number"
+        raise InputError("data", f"'synthetic:{shape}' is not square", remedy)
     classes, samples = int(read[4] or CLASSES), int(read[5] or SAMPLES)
     return Info(samples, max(1, samples // 4), classes, (channels, height, width))
 

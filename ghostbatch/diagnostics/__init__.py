@@ -1,11 +1,6 @@
 """Measurements for any training loop: weight distance, noise scale, the loss around a point."""
 
-from ghostbatch.diagnostics.covariance import (
-    IncrementCovariance,
-    RuleCheck,
-    cosine,
-    effective_rank,
-)
+from ghostbatch.diagnostics.covariance import IncrementCovariance, RuleCheck, cosine, effective_rank
 from ghostbatch.diagnostics.diffusion import DiffusionFit, fit_diffusion
 from ghostbatch.diagnostics.distance import Distance, WeightDistance, log_spaced
 from ghostbatch.diagnostics.gradients import increment_covariance, per_sample_gradients

@@ -1,22 +1,22 @@
 """Confidence intervals for least-squares fits whose residuals are autocorrelated.
 
-A curve is recorded along one run, so its residuals are correlated, and standard errors that assume
-independence are too small. Here the residuals are e_i = phi e_(i-1) + u_i. Blocks of consecutive
-innovations u are resampled, which keeps dependence that phi misses; the curves made from them are
-fitted again, and the interval is that of Student's ratio (estimate - truth) / error over these
-curves (Davison and Hinkley, *Bootstrap Methods and their Application*, 1997, ch. 8: a
-post-blackened block bootstrap, studentised). Three corrections matter for a few dozen points.
+The residuals of a curve recorded along one run are modelled as e_i = phi e_(i-1) + u_i. Blocks of
+consecutive innovations u are resampled, which keeps dependence that phi misses. The curves made
+from them are fitted again, and the interval is that of Student's ratio (estimate - truth) / error
+over these curves: a post-blackened block bootstrap, studentised (Davison and Hinkley, *Bootstrap
+Methods and their Application*, 1997, ch. 8). Three corrections matter for a few dozen points.
 
 1. A fit lowers the lag-1 correlation of its residuals. phi is the correlation of the errors that
    gives, on average, the correlation found in the residuals.
 2. The variance is the sum of squares over n - tr(H R), with H the projection of the fit and
    R_ij = phi^|i-j|; for phi = 0 that is the usual n - k.
 3. Residuals are orthogonal to the fitted columns, so resampled blocks change a coefficient too
-   little. If its standard deviation over the resamples is below the one that phi implies, the
-   ratios are scaled up to match.
+   little. Where its standard deviation over the resamples is below the one that phi implies, the
+   ratios are scaled up.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,27 +76,24 @@ class LeastSquares:
         variances = self.variance(residuals, phi)[..., None] * (powers @ self.variance_by_lag.T)
         return np.asarray(np.sqrt(np.maximum(variances, TINY)))
 
-
-class AR1Estimator:
-    """Estimates phi from the residuals of a fit, corrected for the bias of fitting."""
-
-    def __init__(self, fit: LeastSquares) -> None:
-        n = len(fit.basis)
+    @cached_property
+    def _correlations(self) -> Array:
+        """Lag-1 correlation of the residuals, for errors that have each of `PHIS`."""
+        n = len(self.basis)
         lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n))).ravel()
-        projection = np.eye(n) - fit.basis @ fit.basis.T
+        projection = np.eye(n) - self.basis @ self.basis.T
         products = projection[:, :-1] @ projection[1:]  # of neighbours, as a quadratic form
         powers = PHIS[:, None] ** np.arange(n)
         neighbours, squares = (
             powers @ np.bincount(lags, m.ravel()) for m in (products, projection)
         )
-        self._expected = np.maximum.accumulate(neighbours / squares)
-        """Lag-1 correlation of the residuals, for each of `PHIS`."""
+        return np.asarray(np.maximum.accumulate(neighbours / squares))
 
     def phi(self, residuals: Array) -> Array:
-        """Return the correlation of neighbouring errors, for residuals (..., n)."""
+        """Return the correlation of neighbouring errors, for residuals (..., n) of this fit."""
         found = (residuals[..., 1:] * residuals[..., :-1]).sum(-1)
         found = found / np.maximum((residuals**2).sum(-1), TINY)
-        return np.asarray(np.interp(found, self._expected, PHIS))
+        return np.asarray(np.interp(found, self._correlations, PHIS))
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,8 @@ class BlockBootstrap:
 
     resamples: int
     seed: int
+    level: float
+    """Probability of the intervals."""
 
     def noise(self, residuals: Array, phi: float, variance: Array) -> Array:
         """Return noise (resamples, n): blocks of about n^(1/3) innovations, filtered by phi."""
@@ -123,26 +122,26 @@ class BlockBootstrap:
             noise[:, i] += phi * noise[:, i - 1]
         return np.asarray(noise)
 
+    def interval(self, estimate: float, error: float, ratios: Array) -> Interval:
+        """Return the studentised interval, given Student's ratios of the resampled curves."""
+        low, high = np.quantile(ratios, [(1 - self.level) / 2, (1 + self.level) / 2])
+        return float(estimate - high * error), float(estimate - low * error)
 
-def linear_intervals(
-    fit: LeastSquares, d: Array, level: float, bootstrap: BlockBootstrap
-) -> list[Interval]:
+
+def linear_intervals(fit: LeastSquares, d: Array, bootstrap: BlockBootstrap) -> list[Interval]:
     """Return an interval for each coefficient of the fit to ``d``."""
-    residuals, ar1 = fit.residuals(d), AR1Estimator(fit)
-    phi = ar1.phi(residuals)
+    residuals = fit.residuals(d)
+    phi = fit.phi(residuals)
     stderrs = fit.stderrs(residuals, phi)
     noise = bootstrap.noise(residuals, float(phi), fit.variance(residuals, phi))
     left, found = fit.residuals(noise), noise @ fit.inverse.T
     scale = np.maximum(1, stderrs / np.maximum(found.std(0), TINY))
-    ratios = found / fit.stderrs(left, ar1.phi(left)) * scale
-    return [
-        _interval(estimate, error, ratio, level)
-        for estimate, error, ratio in zip(fit.inverse @ d, stderrs, ratios.T, strict=True)
-    ]
+    ratios = found / fit.stderrs(left, fit.phi(left)) * scale
+    return list(map(bootstrap.interval, fit.inverse @ d, stderrs, ratios.T))
 
 
 def power_interval(
-    x: Array, d: Array, p: float, bounds: Interval, level: float, bootstrap: BlockBootstrap
+    x: Array, d: Array, p: float, bounds: Interval, bootstrap: BlockBootstrap
 ) -> Interval:
     """Return an interval for p of d = a + b x^p, given its least-squares estimate ``p``.
 
@@ -150,8 +149,8 @@ def power_interval(
     """
     columns = tangent(x, p)
     curved, linear = LeastSquares.on(columns), LeastSquares.on(columns[:, :2])
-    residuals, ar1 = linear.residuals(d), AR1Estimator(curved)
-    phi = ar1.phi(residuals)
+    residuals = linear.residuals(d)
+    phi = curved.phi(residuals)
     stderr = curved.stderrs(residuals, phi)[2]
     noise = bootstrap.noise(residuals, float(phi), curved.variance(residuals, phi))
     scale = max(1.0, stderr / (noise @ curved.inverse[2]).std())
@@ -161,15 +160,18 @@ def power_interval(
     low, high = np.log(bounds)
     reach = REACH * error
     grid = np.linspace(max(low, np.log(p) - reach), min(high, np.log(p) + reach), STEPS)
-    ratios = scale * _power_ratios(x, d - residuals, noise, np.log(p), grid, ar1)
-    low, high = _interval(np.log(p), float(error), ratios, level)
+    ratios = scale * _power_ratios(x, d - residuals, noise, np.log(p), grid, curved)
+    low, high = bootstrap.interval(np.log(p), float(error), ratios)
     return max(bounds[0], float(np.exp(low))), min(bounds[1], float(np.exp(high)))
 
 
 def _power_ratios(
-    x: Array, curve: Array, noise: Array, truth: float, grid: Array, ar1: AR1Estimator
+    x: Array, curve: Array, noise: Array, truth: float, grid: Array, fit: LeastSquares
 ) -> Array:
-    """Return Student's ratio of ln p for each of ``curve + noise``, by a search over the grid."""
+    """Return Student's ratio of ln p for each of ``curve + noise``, by a search over the grid.
+
+    ``fit``, that of the measured curve, estimates the correlation of all of them.
+    """
     columns = np.stack([tangent(x, p) for p in np.exp(grid)])
     linear, curved = LeastSquares.on_each(columns[..., :2]), LeastSquares.on_each(columns)
     misfits = np.stack([fit.residuals(curve) for fit in linear])  # of the curve, at another p
@@ -189,7 +191,7 @@ def _power_ratios(
         chosen = best == g
         left = misfits[g] + linear[g].residuals(noise[chosen])
         slopes = (curve + noise[chosen]) @ linear[g].inverse[1]
-        errors = curved[g].stderrs(left, ar1.phi(left))[:, 2]
+        errors = curved[g].stderrs(left, fit.phi(left))[:, 2]
         ratios[chosen] = (found[chosen] - truth) * np.abs(slopes) * np.exp(grid[g]) / errors
     return ratios
 
@@ -198,12 +200,6 @@ def tangent(x: Array, p: float) -> Array:
     """Return the columns 1, x^p and x^p ln x: the derivatives of a + b x^p, the last over b."""
     log_x = np.log(np.where(x > 0, x, 1.0))
     return np.stack([np.ones_like(x), x**p, x**p * log_x], axis=1)
-
-
-def _interval(estimate: float, error: float, ratios: Array, level: float) -> Interval:
-    """Return the studentised interval at ``level``."""
-    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
-    return float(estimate - high * error), float(estimate - low * error)
 
 
 def lag_sums(rows: Array) -> Array:

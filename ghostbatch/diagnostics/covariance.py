@@ -8,18 +8,8 @@ times
     "without" replacement            (N - M) / (N - 1) C / M
     "bernoulli": each independently  (1 / M - 1 / N) S
 
-and two different batches of one permutation have the covariance -C / (N - 1). (The paper's appendix
-A calls the moments of Bernoulli selection those of sampling with replacement: see docs/paper.md.)
-
-Batches of an endless stream of permutations may straddle two of them. Such a batch has k samples of
-the next permutation, which is independent of this one, so the covariances of the two sums of
-gradients add up, k (N - k) / (N - 1) C and (M - k) (N - M + k) / (N - 1) C. Over M^2 that is
-
-    "without" replacement, straddling  (N - (k^2 + (M - k)^2) / M) / (N - 1) C / M,
-
-which is 2 k (M - k) / (M (N - 1)) of C / M more than in a batch of one permutation. Two batches
-with a_j and b_j samples of permutation j have the covariance -C / (N - 1) times their overlap, the
-sum of a_j b_j / M^2.
+and two different batches of one permutation have the covariance -C / (N - 1). docs/paper.md derives
+what holds for batches that straddle two permutations, and says where the paper differs.
 """
 
 from dataclasses import dataclass
@@ -110,10 +100,8 @@ class IncrementCovariance:
     ) -> RuleCheck:
         """Compare increments at ``batch`` under a rule with those at ``base_batch``.
 
-        "sqrt" is exact with replacement and off by the factor (N - B) / (N - B_S) otherwise; for
-        "linear" the factor is B / B_S times that. "noise" is exact for Bernoulli selection. Its
-        excess is (1/B_S - 1/B) gbar gbar^T with replacement, and
-        (1/B_S - 1/B) (gbar gbar^T - C / (N - 1)) without.
+        "sqrt" is exact with replacement, and "noise" for Bernoulli selection. `remainder` has the
+        differences otherwise.
         """
         check_choice("rule", rule, get_args(Rule))
         small = self.covariance(base_batch, scheme=scheme)
@@ -155,9 +143,8 @@ class IncrementCovariance:
     def _check(self, batch: int, scheme: str) -> None:
         check_choice("scheme", scheme, get_args(Scheme))
         if batch < 1 or (scheme != "with" and batch > self.samples):
-            raise InputError(
-                "batch", f"{batch} of {self.samples} samples", f"use 1 to {self.samples}"
-            )
+            problem = f"{batch} of {self.samples} samples"
+            raise InputError("batch", problem, f"use 1 to {self.samples}")
 
 
 def cosine(a: Tensor, b: Tensor) -> float:

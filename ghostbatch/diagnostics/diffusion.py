@@ -9,7 +9,6 @@ import numpy as np
 
 from ghostbatch.diagnostics.bootstrap import (
     TINY,
-    AR1Estimator,
     Array,
     BlockBootstrap,
     Interval,
@@ -73,7 +72,7 @@ class DiffusionFit:
 
     @property
     def effective_samples(self) -> float:
-        """Number of independent samples that tell as much: n (1 - phi) / (1 + phi)."""
+        """Number of independent samples with as much information: n (1 - phi) / (1 + phi)."""
         return self.samples * (1 - self.autocorrelation) / (1 + self.autocorrelation)
 
     @property
@@ -115,9 +114,8 @@ def fit_diffusion(
     """Fit the growth of the weight distance before the first drop of the learning rate.
 
     Of more than `MOST_POINTS` points every k-th in order of time is used, with the smallest k that
-    leaves no more; `DiffusionFit.samples` counts those. Points at equal steps keep the errors
-    AR(1), as the intervals assume. Points at equal steps of log t would not: the early ones are
-    close together, and the intervals come out too narrow.
+    leaves no more; `DiffusionFit.samples` counts those. Give points at equal steps of time: the
+    intervals assume AR(1) errors, and are too narrow for points at equal steps of log t.
 
     Args:
         updates: numbers of updates done, from 1 on, up to the first drop.
@@ -135,22 +133,25 @@ def fit_diffusion(
     t, d = _sorted_by_time(updates, distances)
     if not (0 < level < 1 and (resamples >= 99 or resamples == 0)):
         raise InputError("level", f"{level} of {resamples} resamples", "use 0.95 of 999")
-    log_t, bootstrap = np.log(t), BlockBootstrap(resamples, seed)
+    log_t, bootstrap = np.log(t), BlockBootstrap(resamples, seed, level)
     (intercept, slope), squares = _line(log_t, d)
-    intercept_err, slope_err = _line_errors(log_t, squares)
+    intercept_err, slope_err = _stderrs(_columns(log_t), squares)
     exponent = _best_exponent(log_t, d)
     exponent_err = _exponent_error(log_t, d, exponent)
     models = {"log": log_t, "sqrt": np.sqrt(t), "power": log_t**exponent}
-    aic = {name: _aic(x, d, 3 if name == "power" else 2) for name, x in models.items()}
+    aic = {
+        name: len(d) * float(np.log(_line(x, d)[1] / len(d))) + 2 * (3 if name == "power" else 2)
+        for name, x in models.items()
+    }
     best = min(aic, key=aic.__getitem__)
     fits = {name: LeastSquares.on(_columns(x)) for name, x in models.items()}
     curved = LeastSquares.on(tangent(log_t, exponent)) if best == "power" else fits[best]
     intercept_interval = slope_interval = -inf, inf
-    if resamples:
-        intercept_interval, slope_interval = linear_intervals(fits["log"], d, level, bootstrap)
     low, high = 0.0, inf
+    if resamples:
+        intercept_interval, slope_interval = linear_intervals(fits["log"], d, bootstrap)
     if resamples and isfinite(exponent_err):
-        low, high = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), level, bootstrap)
+        low, high = power_interval(log_t, d, exponent, (LOWEST, HIGHEST), bootstrap)
     return DiffusionFit(
         slope=slope,
         slope_stderr=slope_err,
@@ -168,7 +169,7 @@ def fit_diffusion(
         aic_margin=abs(aic["sqrt"] - aic["log"]),
         aic=aic,
         samples=len(t),
-        autocorrelation=float(AR1Estimator(curved).phi(fits[best].residuals(d))),
+        autocorrelation=float(curved.phi(fits[best].residuals(d))),
         level=level,
     )
 
@@ -200,12 +201,6 @@ def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tup
     return t, d
 
 
-def _aic(x: Array, d: Array, parameters: int) -> float:
-    """Return n ln(RSS / n) + 2 k of d = a + b x."""
-    _, squares = _line(x, d)
-    return len(d) * float(np.log(squares / len(d))) + 2 * parameters
-
-
 def _columns(x: Array) -> Array:
     return np.stack([np.ones_like(x), x], axis=1)
 
@@ -224,10 +219,10 @@ def _line(x: Array, d: Array) -> tuple[list[float], float]:
     return coefficients.tolist(), squares
 
 
-def _line_errors(x: Array, squares: float) -> list[float]:
-    """Return the standard errors of a and b of `_line`, given its sum of squared residuals."""
-    columns = _columns(x)
-    covariance = squares / max(1, len(x) - 2) * np.linalg.pinv(columns.T @ columns)
+def _stderrs(jacobian: Array, squares: float) -> list[float]:
+    """Return the standard errors of a fit, given its derivatives and sum of squared residuals."""
+    variance = squares / max(1, len(jacobian) - jacobian.shape[1])
+    covariance = variance * np.linalg.pinv(jacobian.T @ jacobian)
     return np.sqrt(np.maximum(np.diag(covariance), 0)).tolist()  # type: ignore[no-any-return]
 
 
@@ -252,7 +247,5 @@ def _exponent_error(log_t: Array, d: Array, p: float) -> float:
     if not LOWEST < p < HIGHEST:
         return inf  # the data do not determine it
     (a, b), _ = _line(log_t**p, d)
-    jacobian = tangent(log_t, p) * [1, 1, b]
-    variance = float(((d - a - b * log_t**p) ** 2).sum()) / max(1, len(d) - 3)
-    covariance = variance * np.linalg.pinv(jacobian.T @ jacobian)
-    return float(np.sqrt(covariance[2, 2]))
+    squares = float(((d - a - b * log_t**p) ** 2).sum())
+    return _stderrs(tangent(log_t, p) * [1, 1, b], squares)[2]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ghostbatch.errors import InputError, check_choice
-from ghostbatch.optim.groups import is_bias, norm_parameters
+from ghostbatch.optim.groups import is_bias, norm_parameters, wide_dtype
 
 Keep = Literal["exact", "cpu", "bf16"]
 
@@ -39,19 +39,18 @@ class WeightDistance:
 
     A measurement is one fused pass over the weights on their device, from which one number per
     tensor is copied to the CPU. With DDP it needs no communication. With FSDP2 build it after
-    ``fully_shard``: then each rank keeps its own shards, and ``distance`` must be called on all
-    ranks, since it sums over ranks in one collective.
+    ``fully_shard`` and call ``distance`` on all ranks: each keeps its own shards, and one
+    collective adds them up.
 
     Args:
         model: its parameters are looked up once, now. Names are those of the model inside DDP or
             ``torch.compile``.
         keep: how the initial weights are kept. "exact": a copy on the device of the weights. "cpu":
             the same copy in CPU memory, copied to the device for each measurement; the distances
-            are bit for bit the same. "bf16": a copy on the device, in half the memory of fp32. Its
-            rounding r is known, of norm at most 2^-8 of that of the weights, and its square is
-            subtracted, so that the distance starts at 0. A step d is then measured as
-            sqrt(|d|^2 - 2 d.r): off by at most 2 |r| (`Distance.error`), and typically by
-            |r| / sqrt(n) for n weights.
+            are bit for bit the same. "bf16": a copy on the device, in half the memory of fp32. The
+            square of its rounding r is subtracted, so that the distance starts at 0. A step d is
+            then measured as sqrt(|d|^2 - 2 d.r): off by at most 2 |r| (`Distance.error`), and
+            typically by |r| / sqrt(n) for n weights; |r| is at most 2^-8 of the weights' norm.
         norms: include the parameters of norm layers.
         biases: include the parameters called bias, also those of norm layers.
 
@@ -71,7 +70,15 @@ class WeightDistance:
     ) -> None:
         check_choice("keep", keep, get_args(Keep))
         self._keep = keep
-        self._parameters = dict(_select(_unwrapped(model), norms, biases))
+        model = _unwrapped(model)
+        in_norms = norm_parameters(model)
+        self._parameters = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+            and (norms or id(parameter) not in in_norms)
+            and (biases or not is_bias(name))
+        }
         self._keep_start({name: p.detach() for name, p in self._parameters.items()})
 
     @torch.no_grad()
@@ -120,7 +127,7 @@ class WeightDistance:
             start = [to_local(self._start[n]) for n in names[chunk]]
             start = [s.to(w.device, w.dtype) for s, w in zip(start, local, strict=True)]
             moved = torch._foreach_sub(local, start)
-            wide = [m.to(torch.promote_types(m.dtype, torch.float32)) for m in moved]
+            wide = [m.to(wide_dtype(m)) for m in moved]
             norms += torch._foreach_norm(wide)
         norms = [norm.to(norms[0].device) for norm in norms]
         squares = torch.stack(norms).double().square()
@@ -143,15 +150,6 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         inner = "module" if isinstance(model, DistributedDataParallel) else "_orig_mod"
         model = model.get_submodule(inner)
     return model
-
-
-def _select(model: nn.Module, norms: bool, biases: bool) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield trainable parameters."""
-    in_norms = norm_parameters(model)
-    for name, parameter in model.named_parameters():
-        excluded = (is_bias(name) and not biases) or (id(parameter) in in_norms and not norms)
-        if parameter.requires_grad and not excluded:
-            yield name, parameter
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[slice]:

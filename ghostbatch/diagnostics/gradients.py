@@ -62,7 +62,11 @@ def increment_covariance(
     ([0.5, 0.5], [[0.5, 0.0], [0.0, 0.5]])
 
     """
-    _check(inputs, labels, change, strength)
+    check_choice("change", change, get_args(Change))
+    if len(inputs) != len(labels) or len(labels) < 2:
+        raise InputError("labels", f"{len(labels)} for {len(inputs)} inputs", "give one for each")
+    if not 0 <= strength < 1 and change in ("dropout", "dropconnect", "labels"):
+        raise InputError("strength", f"{strength} is not a probability below 1", "use 0.5")
     weights = _selected_weights(model, only)
     count = sum(w.numel() for w in weights.values())
     first = torch.zeros(count, dtype=torch.float64)
@@ -92,8 +96,7 @@ def per_sample_gradients(
 ) -> Tensor:
     """Return gradients (N, P) in fp64, one row per sample, in the order of the parameters."""
     with _evaluation_mode(model):
-        weights = _selected_weights(model, only)
-        return _gradients(model, weights, inputs, labels, loss, "none", 0.0)
+        return _gradients(model, _selected_weights(model, only), inputs, labels, loss)
 
 
 def _gradients(
@@ -102,8 +105,8 @@ def _gradients(
     x: Tensor,
     y: Tensor,
     loss: Loss,
-    change: Change,
-    strength: float,
+    change: Change = "none",
+    strength: float = 0.0,
 ) -> Tensor:
     """Return the gradients of one chunk, (samples, P), under a random change."""
     fixed = {n: p.detach() for n, p in model.named_parameters()}
@@ -133,23 +136,12 @@ def _selected_weights(model: nn.Module, only: Sequence[str] | None) -> dict[str,
     known = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     for name in only or ():
         if name not in known:
-            raise InputError(
-                "only",
-                f"{name!r} is not a trainable parameter",
-                f"use one like {next(iter(known))}",
-            )
+            problem = f"{name!r} is not a trainable parameter"
+            raise InputError("only", problem, f"use one like {next(iter(known))}")
     weights = known if only is None else {name: known[name] for name in only}
     if (count := sum(w.numel() for w in weights.values())) > MAX_VALUES:
         raise InputError("only", f"{count} values are above {MAX_VALUES}", "name fewer parameters")
     return weights
-
-
-def _check(inputs: Tensor, labels: Tensor, change: str, strength: float) -> None:
-    check_choice("change", change, get_args(Change))
-    if len(inputs) != len(labels) or len(labels) < 2:
-        raise InputError("labels", f"{len(labels)} for {len(inputs)} inputs", "give one for each")
-    if not 0 <= strength < 1 and change in ("dropout", "dropconnect", "labels"):
-        raise InputError("strength", f"{strength} is not a probability below 1", "use 0.5")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Whether a curve has become flat before the learning rate drops, and what the drop gains.
 
-The paper's title: training longer at the high rate improves the final accuracy even while the
-validation error is flat; the gain shows at the drop.
+The paper: training longer at the high rate improves the final accuracy even while the validation
+error is flat; the gain shows at the drop.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Plateau:
 def find_plateau(
     curves: Sequence[Curve], drop: float, end: float | None = None, level: float = 0.95
 ) -> Plateau:
-    """Fit lines of one common slope to the last half of the first phase of some curves.
+    """Fit lines of one common slope to the last half of the first phase of each curve.
 
     Args:
         curves: one for each seed, such as validation accuracies by epoch.
@@ -70,15 +70,11 @@ def find_plateau(
     error = sqrt(float(((values - slope * times) ** 2).sum()) / freedom / squares)
     last = [v[t <= end][-1] if end is not None else v[-1] for t, v in pairs]
     lines = [v.mean() + slope * (drop - t.mean()) for t, v in halves]
-    gains = np.array(last) - np.array(lines)
-    count = len(gains)
+    gains, count = np.array(last) - np.array(lines), len(pairs)
+    gain = float(gains.mean())
     spread = float(gains.std(ddof=1)) / sqrt(count) if count > 1 else nan
-    return Plateau(
-        slope=slope,
-        slope_interval=_interval(slope, error, freedom, level),
-        gain=float(gains.mean()),
-        gain_interval=_interval(float(gains.mean()), spread, max(1, count - 1), level),
-    )
+    gain_interval = _interval(gain, spread, max(1, count - 1), level)
+    return Plateau(slope, _interval(slope, error, freedom, level), gain, gain_interval)
 
 
 def _checked(curve: Curve, drop: float, end: float) -> tuple[np.ndarray, np.ndarray]:
@@ -99,7 +95,7 @@ def _interval(middle: float, error: float, freedom: int, level: float) -> tuple[
 
 @cache
 def student_quantile(freedom: int, level: float = 0.95) -> float:
-    """Return q with P(-q < T < q) = level, for T of Student's t with so many degrees of freedom.
+    """Return q with P(-q < T < q) = level, for Student's T with ``freedom`` degrees of freedom.
 
     With t = sqrt(freedom) tan(angle) the density of the angle is cos(angle)^(freedom - 1).
 

@@ -1,7 +1,7 @@
 """The loss at random points around the weights, and the exponent of its deviation.
 
-The paper's appendix B: at the initial weights w0, draw a random unit direction v over all trainable
-parameters and a distance z ~ U[0, c], record L(w0 + z v), and repeat this 1,000 times. Any smooth
+The paper's appendix B: 1,000 times, draw a random unit direction v over all trainable parameters
+and a distance z ~ U[0, c], and record the loss at w0 + z v, with w0 the initial weights. Any smooth
 loss with a gradient gives alpha = 2 at small z, so look at several radii (`RandomPotential.within`)
 and at the deviation with the mean trend removed.
 """
@@ -41,8 +41,7 @@ class RandomPotential:
     alpha_stderr: float
     """From the observed information, which assumes this law and independent samples.
 
-    Samples share L at the origin. On simulated rough fields (alpha 1) this alone spread alpha by
-    0.13 between fields, for any number of samples.
+    Samples share L at the origin, which alone spread alpha by 0.13 between simulated rough fields.
     """
     binned: dict[int, Bins]
     """Root-mean-square deviations by distance, for each number of bins."""
@@ -59,15 +58,9 @@ class RandomPotential:
         """Fit the exponent to measured losses, and bin them."""
         changes = [loss - origin for loss in losses]
         found = fit_roughness(distances, changes)
-        return cls(
-            distances=tuple(distances),
-            losses=tuple(losses),
-            origin=origin,
-            radius=radius,
-            alpha=found.alpha,
-            alpha_stderr=found.alpha_stderr,
-            binned={count: bin_by_distance(distances, changes, count, radius) for count in bins},
-        )
+        binned = {count: bin_by_distance(distances, changes, count, radius) for count in bins}
+        measured = tuple(distances), tuple(losses), origin, radius
+        return cls(*measured, found.alpha, found.alpha_stderr, binned)
 
     @property
     def changes(self) -> tuple[float, ...]:
@@ -85,9 +78,8 @@ class RandomPotential:
         samples = zip(self.distances, self.losses, strict=True)
         near = [(z, loss) for z, loss in samples if z <= radius]
         if len(near) < 2 or not 0 < radius <= self.radius:
-            raise InputError(
-                "radius", f"{radius} holds {len(near)} samples", f"use {self.radius} or less"
-            )
+            problem = f"{radius} holds {len(near)} samples"
+            raise InputError("radius", problem, f"use {self.radius} or less")
         distances, losses = zip(*near, strict=True)
         return self.from_losses(distances, losses, self.origin, radius, tuple(self.binned))
 
@@ -108,9 +100,8 @@ def random_potential(
 
     Meanwhile batch norm layers use batch statistics, and every other layer is in evaluation mode
     (no dropout). Afterwards, also after an error, parameters, buffers and modes are bit for bit
-    what they were. Directions are drawn on the device of the parameters: the same seed gives the
-    same directions on one kind of device. Changes of the loss that are near its rounding bias
-    alpha, so measure in fp32 or better.
+    what they were. The same seed gives the same directions on one kind of device. Changes of the
+    loss that are near its rounding bias alpha, so measure in fp32 or better.
 
     Args:
         model: its trainable parameters are the point to start from.
@@ -130,7 +121,13 @@ def random_potential(
     (4.0, 0.0)
 
     """
-    _check(radius, samples, bins)
+    if not (np.isfinite(radius) and radius > 0):
+        problem = f"{radius} is not a finite distance above 0"
+        raise InputError("radius", problem, "use the distance of a training run")
+    if samples < 2:
+        raise InputError("samples", f"{samples} is below 2", "use 1000")
+    if any(count < 1 for count in bins):
+        raise InputError("bins", f"{tuple(bins)} are not all above 0", "use (10, 20, 50)")
     draw = np.random.default_rng(key(seed, "distances"))
     distances = draw.uniform(0, radius, samples).tolist()
     with batch_statistics(model), random_steps(model) as move:
@@ -147,16 +144,3 @@ def random_potential(
         finally:
             scan.write()
     return RandomPotential.from_losses(distances, scan.losses[:samples], origin, radius, bins)
-
-
-def _check(radius: float, samples: int, bins: Sequence[int]) -> None:
-    if not (np.isfinite(radius) and radius > 0):
-        raise InputError(
-            "radius",
-            f"{radius} is not a finite distance above 0",
-            "use the distance of a training run",
-        )
-    if samples < 2:
-        raise InputError("samples", f"{samples} is below 2", "use 1000")
-    if any(count < 1 for count in bins):
-        raise InputError("bins", f"{tuple(bins)} are not all above 0", "use (10, 20, 50)")

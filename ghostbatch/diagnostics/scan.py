@@ -19,6 +19,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
 from ghostbatch.nn import to_ghost, to_plain
 from ghostbatch.ops.backends.select import has_kernels
+from ghostbatch.optim.groups import wide_dtype
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -37,27 +38,24 @@ def random_steps(model: nn.Module) -> Iterator[Callable[[float, int], None]]:
     it under ``torch.no_grad``.
     """
     weights = trainable(model)
-    saved = [(t, t.detach().clone()) for t in (*weights, *model.buffers())]
-    start = [copy for _, copy in saved[: len(weights)]]
     sizes = [w.numel() for w in weights]
     dtype = reduce(torch.promote_types, (w.dtype for w in weights), torch.float32)
     generator = torch.Generator(weights[0].device)
     direction = torch.empty(sum(sizes), device=generator.device, dtype=dtype)
-    # Parts of it in the layouts of the weights, so that adding them is one kernel.
-    parts = zip(direction.split(sizes), start, strict=True)
-    steps = [part.as_strided(like.shape, like.stride()) for part, like in parts]
+    with unchanged(model) as copies:
+        start = [copies[w] for w in weights]
+        # Parts of it in the layouts of the weights, so that adding them is one kernel.
+        parts = zip(direction.split(sizes), start, strict=True)
+        steps = [part.as_strided(like.shape, like.stride()) for part, like in parts]
 
-    def move(distance: float, seed: int) -> None:
-        direction.normal_(generator=generator.manual_seed(seed))
-        direction.mul_(distance / torch.linalg.vector_norm(direction))
-        torch._foreach_copy_(weights, start)
-        torch._foreach_add_(weights, [s.to(w.dtype) for s, w in zip(steps, weights, strict=True)])
+        def move(distance: float, seed: int) -> None:
+            direction.normal_(generator=generator.manual_seed(seed))
+            direction.mul_(distance / torch.linalg.vector_norm(direction))
+            torch._foreach_copy_(weights, start)
+            moves = [s.to(w.dtype) for s, w in zip(steps, weights, strict=True)]
+            torch._foreach_add_(weights, moves)
 
-    try:
         yield move
-    finally:
-        for tensor, copy in saved:
-            tensor.copy_(copy)
 
 
 def trainable(model: nn.Module) -> list[Tensor]:
@@ -71,20 +69,20 @@ def trainable(model: nn.Module) -> list[Tensor]:
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore parameters and buffers bit for bit on exit."""
-    saved = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+def unchanged(model: nn.Module) -> Iterator[dict[Tensor, Tensor]]:
+    """Yield a copy of each parameter and buffer; restore them bit for bit on exit."""
+    copies = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
     try:
-        yield
+        yield copies
     finally:
         with torch.no_grad():
-            for tensor, copy in saved:
+            for tensor, copy in copies.items():
                 tensor.copy_(copy)
 
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode, except that batch norms use batch statistics."""
+    """Put the model into evaluation mode, but let batch norms use batch statistics."""
     modes = {module: module.training for module in model.modules()}
     tracking = {m: m.track_running_stats for m in modes if isinstance(m, _BatchNorm)}
     # With kernels, a ghost norm with one ghost per batch is the same function and much faster.
@@ -130,16 +128,13 @@ class BatchedLoss:
         prepare: Callable[[Tensor], Tensor] | None = None,
         criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        if len(inputs) != len(labels) or not len(labels):
-            raise InputError(
-                "labels", f"{len(labels)} for {len(inputs)} inputs", "give one for each"
-            )
-        if batch < 1 or (len(labels) % batch == 1 and batch > 1):
-            raise InputError(
-                "batch",
-                f"{batch} leaves {len(labels) % max(1, batch)} of {len(labels)} samples",
-                "use a size that leaves none: a batch of one has no batch statistics",
-            )
+        count = len(labels)
+        if len(inputs) != count or not count:
+            raise InputError("labels", f"{count} for {len(inputs)} inputs", "give one for each")
+        if batch < 1 or (count % batch == 1 and batch > 1):
+            problem = f"{batch} leaves {count % max(1, batch)} of {count} samples"
+            remedy = "use a size that leaves none: a batch of one has no batch statistics"
+            raise InputError("batch", problem, remedy)
         self.inputs, self.labels, self.batch = inputs, labels, batch
         self.prepare = prepare or (lambda images: images)
         self.criterion = criterion or _summed_cross_entropy
@@ -154,7 +149,7 @@ class BatchedLoss:
 
 
 def _summed_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    wide = outputs.to(wide_dtype(outputs))
     return F.cross_entropy(wide, labels, reduction="none").sum(dtype=torch.float64)
 
 
@@ -194,9 +189,7 @@ class Scan:
                 saved["origin"] = self._settings["origin"]
         except (ValueError, TypeError, KeyError):
             raise InputError("resume", f"{path} is not a scan", "name another file") from None
-        different = ", ".join(k for k, v in self._settings.items() if saved.get(k) != v)
-        if different:
-            raise InputError(
-                "resume", f"{path} is of another scan (different {different})", "name another file"
-            )
+        if different := ", ".join(k for k, v in self._settings.items() if saved.get(k) != v):
+            problem = f"{path} is of another scan (different {different})"
+            raise InputError("resume", problem, "name another file")
         return losses

@@ -60,13 +60,8 @@ class DistanceScheduler(RegimeScheduler):
         """Number of updates done at each drop so far."""
         self._measure = distance.distance if isinstance(distance, WeightDistance) else distance
         self.follow(regime, reached, longest)
-        super().__init__(
-            optimizer,
-            regime,
-            samples_per_epoch=samples_per_epoch,
-            batch=batch,
-            last_epoch=last_epoch,
-        )
+        sizes = {"samples_per_epoch": samples_per_epoch, "batch": batch}
+        super().__init__(optimizer, regime, **sizes, last_epoch=last_epoch)
 
     def follow(
         self, regime: Regime, reached: Sequence[float], longest: Sequence[int] | None = None
@@ -74,11 +69,8 @@ class DistanceScheduler(RegimeScheduler):
         """Drop at the distances ``reached`` from now on."""
         for field, values in (("reached", reached), ("longest", longest)):
             if values is not None and len(values) != len(regime.drops):
-                raise InputError(
-                    field,
-                    f"{len(values)} values for {len(regime.drops)} drops of the regime",
-                    "give one for each",
-                )
+                problem = f"{len(values)} values for {len(regime.drops)} drops of the regime"
+                raise InputError(field, problem, "give one for each")
         if not all(d > 0 for d in reached):
             raise InputError("reached", f"{list(reached)} are not all above 0", "use distances")
         self.reached = [float(d) for d in reached]
@@ -141,8 +133,7 @@ def distances_at(metrics: str | Path, updates: Sequence[int]) -> tuple[float, ..
     times = sorted(known)
     for update in updates:
         if not times or not times[0] <= update <= times[-1]:
-            raise InputError(
-                "reference", f"{metrics} does not reach update {update}", "finish that run first"
-            )
+            problem = f"{metrics} does not reach update {update}"
+            raise InputError("reference", problem, "finish that run first")
     found = np.interp(np.log(updates), np.log(times), [known[t] for t in times])
     return tuple(float(d) for d in found)

@@ -5,16 +5,16 @@ z.w >= 1 for all z = y x. The loss has no minimum, so the weights grow for ever.
 approaches that of w_hat, and the gap between their margin and the largest one shrinks as 1 / log t
 (Soudry et al., *The implicit bias of gradient descent on separable data*, 2018).
 
-The constant of that law is known. w_hat = |w_hat|^2 sum p_n z_n over the support vectors, with
+The limit of gap x ln t is known. w_hat = |w_hat|^2 sum p_n z_n over the support vectors, with
 weights p_n > 0 that sum to 1. Put w = w_hat ln t + r into dw/dt = lr sum exp(-z_n.w) z_n: then
 lr exp(-z_n.r) = |w_hat|^2 p_n, so z_n.w = ln t + c + ln(1 / p_n) with c = ln(lr / |w_hat|^2). The
-smallest is that of the largest p_n, and |w| = w.w_hat / |w_hat| + O(1 / ln t)
-= |w_hat| (ln t + c + H(p)) + O(1 / ln t), with H the entropy. Hence
+smallest is that of the largest p_n, and |w| = |w_hat| (ln t + c + H(p)) + O(1 / ln t), with H the
+entropy. Hence
 
-    gap x ln t -> (H(p) - ln(1 / p_max)) / |w_hat|.
+    gap x ln t -> (H(p) - ln(1 / p_max)) / |w_hat|,
 
-Two errors vanish on the way: one of order 1 / ln t, and t^-s, where z.w_hat = 1 + s of the sample
-nearest to being a support vector. The limit is 0 if all p_n are equal, as for one support vector.
+with errors of order 1 / ln t and t^-s, where z.w_hat = 1 + s of the sample nearest to being a
+support vector.
 """
 
 from dataclasses import dataclass
@@ -35,11 +35,10 @@ class Descent:
     """The weights of gradient descent from 0, at times evenly spaced in log time."""
 
     times: tuple[float, ...]
-    """In steps at the constant rate ``lr``."""
+    """In steps at the rate that `descend` begins with."""
     weights: tuple[tuple[float, ...], ...]
     margins: tuple[float, ...]
     """Smallest y x.w / |w| over the samples, at each time."""
-    lr: float
 
     @property
     def distances(self) -> tuple[float, ...]:
@@ -56,25 +55,18 @@ class Descent:
 
 
 def descend(
-    inputs: ArrayLike,
-    labels: ArrayLike,
-    *,
-    until: float = 1e12,
-    lr: float | None = None,
-    constant: bool = False,
+    inputs: ArrayLike, labels: ArrayLike, *, until: float = 1e12, constant: bool = False
 ) -> Descent:
     """Run gradient descent on the sum of log(1 + exp(-y x.w)), from 0.
 
-    The curvature falls with the loss, so the rate may rise: a step at w counts as L(0) / L(w) steps
-    at the rate ``lr``, and time is counted in steps at that rate. With ``constant`` every
-    step has the rate ``lr``: slow, and equal to first order in the rate.
+    The first rate is a tenth of 1 over the largest curvature. The curvature falls with the loss, so
+    the rate rises as L(0) / L(w), and time is counted in steps at the first rate.
 
     Args:
         inputs: samples (N, features); there is no intercept unless a feature is always 1.
         labels: -1 or 1, separable by a plane through the origin.
         until: the time to reach.
-        lr: rate at w = 0; a tenth of 1 over the largest curvature if None.
-        constant: keep the rate constant.
+        constant: keep the first rate: slow, and equal to first order in the rate.
 
     >>> found = descend([[1.0, 0.0], [3.0, 1.0], [3.0, -1.0]], [1, 1, 1])
     >>> found.over_log()[-1].round(1).tolist(), round(found.margins[-1], 2)
@@ -88,7 +80,7 @@ def descend(
         raise InputError("until", f"{until} is not between 10 and 1e200", "use 1e12")
     signed = x * y[:, None]
     initial = len(y) * np.log(2)
-    rate = lr if lr is not None else 0.1 / (initial * (signed**2).sum(1).max())
+    rate = 0.1 / (initial * (signed**2).sum(1).max())
     w, t = np.zeros(x.shape[1]), 0.0
     recorded: list[tuple[float, Array]] = []
     next_record = 10.0
@@ -104,7 +96,7 @@ def descend(
             raise InputError("labels", "no plane through 0 separates them", "use separable data")
     margins = tuple(float((signed @ w).min() / np.linalg.norm(w)) for _, w in recorded)
     times, weights = zip(*((t, tuple(w.tolist())) for t, w in recorded), strict=True)
-    return Descent(times, weights, margins, float(rate))
+    return Descent(times, weights, margins)
 
 
 @dataclass(frozen=True)

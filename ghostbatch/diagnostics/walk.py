@@ -1,9 +1,8 @@
 """Random walks on a Brownian and on a flat potential: the paper's theory of diffusion, simulated.
 
 On a flat potential the root-mean-square distance after t steps is sqrt(t). On a Brownian potential,
-whose differences grow as E (V(x) - V(y))^2 = |x - y| (alpha = 1), a walker meets ever higher
-barriers. Crossing one takes a time exponential in its height, so the distance grows only as
-(log t)^(2/alpha) = (log t)^2 (Sinai, 1982).
+E (V(x) - V(y))^2 = |x - y| (alpha = 1), the time to cross a barrier is exponential in its height,
+so the distance grows only as (log t)^(2/alpha) = (log t)^2 (Sinai, 1982).
 """
 
 from dataclasses import dataclass
@@ -40,13 +39,11 @@ def random_walk(
     steps: int = 10_000,
     roughness: float = 1.0,
     seed: int = 0,
-    device: str | torch.device = "cpu",
 ) -> Walk:
     """Simulate many walkers at once, each on its own potential.
 
     At x a walker goes to x + 1 with probability 1 / (1 + exp(V(x+1) - V(x-1))) and to x - 1
-    otherwise. In the long run it crosses between x and x + 1 with a frequency proportional to
-    exp(-V(x) - V(x+1)).
+    otherwise. Its crossings between x and x + 1 have a frequency ~ exp(-V(x) - V(x+1)).
 
     Args:
         potential: "brownian", a sum of independent normal steps, or "flat".
@@ -54,7 +51,6 @@ def random_walk(
         steps: steps per walker; distances are recorded at times evenly spaced in log time.
         roughness: standard deviation of the potential's steps.
         seed: seeds potentials and walks.
-        device: where to simulate; another kind of device draws other walks.
 
     >>> flat = random_walk("flat", walkers=400, steps=100)
     >>> 8 < flat.distances[-1] < 12
@@ -67,22 +63,22 @@ def random_walk(
             raise InputError(field, f"{number} is below 2", "use 1000")
     if not roughness > 0:
         raise InputError("roughness", f"{roughness} is not above 0", "use 1, or the flat potential")
-    draw = torch.Generator(device).manual_seed(seed)
+    draw = torch.Generator().manual_seed(seed)
     right = None
     if potential == "brownian":
         # Walkers hardly exceed ten times Sinai's distance (ln t / roughness)^2.
         reach = min(steps, 20 + ceil(10 * (log(steps) / roughness) ** 2))
-        normal = torch.randn(walkers, 2 * reach + 1, generator=draw, device=draw.device)
+        normal = torch.randn(walkers, 2 * reach + 1, generator=draw)
         right = right_probabilities(roughness * normal.cumsum(1))
-    positions = torch.zeros(walkers, dtype=torch.long, device=draw.device)
+    positions = torch.zeros(walkers, dtype=torch.long)
     recorded: list[Tensor] = []
     times = log_spaced(steps)
     for first in range(0, steps, BLOCK):
-        draws = torch.rand(min(BLOCK, steps - first), walkers, generator=draw, device=draw.device)
-        for offset, u in enumerate(draws):
+        draws = torch.rand(min(BLOCK, steps - first), walkers, generator=draw)
+        for step, u in enumerate(draws, start=first + 1):
             p = 0.5 if right is None else right.gather(1, positions[:, None] + reach)[:, 0]
             positions = positions + torch.where(u < p, 1, -1)
-            if first + offset + 1 == times[len(recorded)]:
+            if step == times[len(recorded)]:
                 recorded.append(positions)
     squares = torch.stack(recorded).double() ** 2
     distances = squares.mean(1).sqrt()

@@ -6,7 +6,6 @@ from fractions import Fraction
 from math import floor
 from typing import Any, Literal, TypeVar, get_args
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
@@ -19,7 +18,8 @@ from torch.optim.lr_scheduler import (
 )
 
 from ghostbatch.errors import InputError, check_choice
-from ghostbatch.optim.regime import Epochs, exact
+from ghostbatch.optim.groups import set_option
+from ghostbatch.optim.regime import exact
 from ghostbatch.optim.scaling import Rule, lr_scale, rate_batch
 
 Time = Literal["epochs", "updates"]
@@ -53,14 +53,13 @@ def adapt(
     """Return a PyTorch scheduler adapted to ``batch``; use it instead of the given one.
 
     Every learning rate of the optimizer and of the schedule is multiplied by ``lr_scale(batch,
-    base_batch, rule)``, so parameter groups keep their ratios. The lengths of the schedule stay as
-    they are if their unit is what is held. Otherwise epochs become batch / base_batch as many, to
-    hold the updates, and updates become base_batch / batch as many, to hold the epochs. To hold the
-    sum of the rates, updates are divided by `lr_scale`. Results are rounded to whole steps.
+    base_batch, rule)``, so parameter groups keep their ratios. Lengths in epochs are multiplied by
+    batch / base_batch to hold the updates, and lengths in updates by base_batch / batch to hold the
+    epochs. To hold the sum of the rates, updates are divided by `lr_scale`. Results are rounded to
+    whole steps.
 
-    Call it once, after the scheduler is built and before the first step or ``load_state_dict``. The
-    optimizer is the same object. Of Adam and AdamW, too, it changes the rates and nothing else; see
-    docs/large-batch.md for what is known of their other settings.
+    Call it once, after the scheduler is built and before the first step or ``load_state_dict``. Of
+    the optimizer it changes the rates only; see docs/large-batch.md for other settings of Adam.
 
     Args:
         scheduler: a MultiStepLR, StepLR, LinearLR, CosineAnnealingLR or OneCycleLR, or a
@@ -68,12 +67,12 @@ def adapt(
         batch: samples per update, over all ranks.
         base_batch: the batch that the schedule was tuned for.
         rule: how the rates follow batch / base_batch: "sqrt", "linear" or "none".
-        hold: what stays as it was at ``base_batch``. With "epochs" a loop over epochs stays as it
-            is. With "updates" it must run for batch / base_batch as many epochs, and with "rate"
-            for that number divided by `lr_scale`.
-        unit: what the lengths of the schedule count. "epochs" also if they were computed from the
-            length of a loader that already has the large batch, as in ``epochs * len(loader)``;
-            "updates" if they count updates of ``base_batch``.
+        hold: what stays as it was at ``base_batch``. With "epochs" a loop over epochs does not
+            change. With "updates" it must run for batch / base_batch times the epochs, and with
+            "rate" for that number divided by `lr_scale`.
+        unit: what the lengths of the schedule count: "updates" of ``base_batch``, or "epochs".
+            Lengths computed from a loader that already has the large batch, as in
+            ``epochs * len(loader)``, are epochs.
         verbose: print the schedule before and after.
 
     >>> import torch
@@ -116,42 +115,32 @@ def scale_rates(optimizer: Optimizer, factor: float) -> None:
         groups = [group for group in optimizer.param_groups if name in group]
         scaled = [group[name] * factor for group in groups]  # groups may share one tensor
         for group, rate in zip(groups, scaled, strict=True):
-            if isinstance(group[name], Tensor):
-                group[name].fill_(rate)  # a captured graph reads this very tensor
-            else:
-                group[name] = rate
+            set_option(group, name, rate)
 
 
 def _check_known(scheduler: LRScheduler) -> None:
     """Refuse a scheduler, or a part of a SequentialLR, whose rates and lengths are not known."""
     if type(scheduler) not in LENGTHS:
         known = ", ".join(kind.__name__ for kind in LENGTHS)
-        raise InputError(
-            "scheduler",
-            f"{type(scheduler).__name__} cannot be adapted, only {known}",
-            "write the schedule as one of these, or as a gb.Regime, scale that, and use "
-            "gb.RegimeScheduler",
-        )
+        problem = f"{type(scheduler).__name__} cannot be adapted, only {known}"
+        other = "as a gb.Regime, scale that, and use gb.RegimeScheduler"
+        raise InputError("scheduler", problem, f"write the schedule as one of these, or {other}")
     for part in _parts(scheduler):
         _check_known(part)
 
 
 def _check_unused(scheduler: LRScheduler) -> None:
     """Refuse a scheduler that was stepped, or whose optimizer has other rates by now."""
+    kind = type(scheduler).__name__
     if scheduler.last_epoch > 0:
-        raise InputError(
-            "scheduler",
-            f"this {type(scheduler).__name__} was stepped already",
-            "adapt it where it is built, before load_state_dict",
-        )
+        remedy = "adapt it where it is built, before load_state_dict"
+        raise InputError("scheduler", f"this {kind} was stepped already", remedy)
     initial = [float(group["initial_lr"]) for group in scheduler.optimizer.param_groups]
     # A OneCycleLR sets rates of its own when it is built, after other parts of a SequentialLR.
     if all([*map(float, part.base_lrs)] != initial for part in _leaves(scheduler)):
-        raise InputError(
-            "scheduler",
-            f"the rates of its optimizer changed after this {type(scheduler).__name__} was built",
-            "adapt a scheduler once, and several as one SequentialLR",
-        )
+        problem = f"the rates of its optimizer changed after this {kind} was built"
+        remedy = "adapt a scheduler once, and several as one SequentialLR"
+        raise InputError("scheduler", problem, remedy)
 
 
 def _adapted(scheduler: Any, factor: float, stretch: Fraction) -> Any:
@@ -179,11 +168,9 @@ def _stretched(name: str, length: Any, stretch: Fraction) -> Any:
         return [_stretched(name, each, stretch) for each in length]
     steps = floor(exact(length) * stretch + Fraction(1, 2))
     if length and not steps:
-        raise InputError(
-            "scheduler",
-            f"{name.lstrip('_')} {length} would be less than one step at this batch",
-            'pass unit="epochs" if it counts epochs, or a longer schedule',
-        )
+        problem = f"{name.lstrip('_')} {length} would be less than one step at this batch"
+        remedy = 'pass unit="epochs" if it counts epochs, or a longer schedule'
+        raise InputError("scheduler", problem, remedy)
     return steps
 
 
@@ -208,19 +195,17 @@ def _leaves(scheduler: LRScheduler) -> list[LRScheduler]:
 
 def _show(scheduler: Any) -> str:
     """Return a scheduler with its rates and lengths on one line."""
-    lengths = {name.lstrip("_"): getattr(scheduler, name) for name in LENGTHS[type(scheduler)]}
-    shown = [f"{name}={_show_lengths(length)}" for name, length in lengths.items()]
+    shown = []
+    for name in LENGTHS[type(scheduler)]:
+        length = getattr(scheduler, name)
+        many = sorted(length.elements()) if isinstance(length, Counter) else length
+        text = ",".join(map(str, many)) if isinstance(many, list) else str(many)
+        shown.append(f"{name.lstrip('_')}={text}")
     if isinstance(scheduler, SequentialLR):
         inside = [_show(part) for part in _parts(scheduler)]
         return f"SequentialLR({', '.join([*inside, *shown])})"
-    rates = scheduler.base_lrs
-    if isinstance(scheduler, OneCycleLR):  # whose highest rate is max_lr
-        rates = [group["max_lr"] for group in scheduler.optimizer.param_groups]
-    name = "max_lr" if isinstance(scheduler, OneCycleLR) else "lr"
+    name, rates = "lr", scheduler.base_lrs
+    if isinstance(scheduler, OneCycleLR):  # whose base_lrs are its initial rates
+        name, rates = "max_lr", [group["max_lr"] for group in scheduler.optimizer.param_groups]
     first = f"{name}={','.join(f'{float(rate):.4g}' for rate in rates)}"
     return f"{type(scheduler).__name__}({', '.join([first, *shown])})"
-
-
-def _show_lengths(length: Epochs | list[int] | Counter[int]) -> str:
-    many = sorted(length.elements()) if isinstance(length, Counter) else length
-    return ",".join(map(str, many)) if isinstance(many, list) else str(many)

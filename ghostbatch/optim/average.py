@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ghostbatch.errors import InputError, check_positive
+from ghostbatch.optim.groups import wide_dtype
 
 
 class WeightAverage:
@@ -16,15 +17,14 @@ class WeightAverage:
     Call ``update`` after each step of the optimizer, and evaluate inside ``applied``. Buffers are
     not averaged: call `recalibrate` for the running statistics that fit the averaged weights.
 
-    The average is over the weights after each update so far, and the initial weights are not part
-    of it: it begins at 0 and is divided by the sum of its factors. ``update`` does not wait for the
-    device and can be part of a CUDA graph.
+    The average is over the weights after each update, without the initial weights: it begins at 0
+    and is divided by the sum of its factors. ``update`` does not wait for the device and can be
+    part of a CUDA graph.
 
     Args:
         model: its parameters are looked up once, now.
-        decay: factor of the average so far at an update of ``base_batch`` samples. At one of
-            ``batch`` samples it is decay ** (batch / base_batch), so that the average reaches as
-            many samples back at every batch.
+        decay: factor of the average so far at an update of ``base_batch`` samples. For ``batch``
+            samples it is decay ** (batch / base_batch), so the window in samples is the same.
         batch: samples per update, over all ranks.
         base_batch: the batch that ``decay`` is meant for.
 
@@ -52,16 +52,18 @@ class WeightAverage:
         if not self._parameters:
             raise InputError("model", "it has no trainable parameters", "give one that has")
         # In bf16 the small steps of an average would be rounded away.
-        self._sums = {n: torch.zeros_like(p, dtype=_wide(p)) for n, p in self._parameters.items()}
+        self._sums = {
+            n: torch.zeros_like(p, dtype=wide_dtype(p)) for n, p in self._parameters.items()
+        }
         first = next(iter(self._parameters.values()))
         # The same average of the number 1: the factors of all updates so far, added up.
-        self._one = torch.ones((), dtype=_wide(first), device=first.device)
+        self._one = torch.ones((), dtype=wide_dtype(first), device=first.device)
         self._total = torch.zeros_like(self._one)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the weights of now."""
-        weights = [weight.to(_wide(weight)) for weight in self._parameters.values()]
+        """Add the current weights."""
+        weights = [weight.to(wide_dtype(weight)) for weight in self._parameters.values()]
         torch._foreach_lerp_([*self._sums.values()], weights, 1 - self.decay)
         self._total.lerp_(self._one, 1 - self.decay)
 
@@ -95,10 +97,6 @@ class WeightAverage:
         for name, weighted in self._sums.items():
             weighted.copy_(saved[name])
         self._total.copy_(state_dict["total"])
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def check_decay(field: str, decay: float) -> None:

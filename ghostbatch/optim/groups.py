@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 """What an optimizer takes: parameters, or groups of them."""
@@ -14,7 +15,6 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
 
     `RegimeScheduler` leaves them without weight decay.
 
-    >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     >>> optimizer = torch.optim.SGD(decay_groups(model), lr=0.1, weight_decay=1e-4)
     >>> [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
@@ -24,10 +24,10 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def norm_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
-    """Return two groups for an optimizer; the second, norms and biases, has these options.
+    """Return two groups for an optimizer: the weights, and norms and biases with ``options``.
 
-    It holds the parameters of norm layers, those called bias, and every other one with fewer than
-    two dimensions, such as the scale of a layer.
+    The second group holds the parameters of norm layers, those called bias, and all others with
+    fewer than two dimensions, such as the scale of a layer.
 
     >>> layer = nn.Linear(2, 2)
     >>> _, others = norm_groups(layer, adapt=False)
@@ -55,6 +55,19 @@ def norm_parameters(model: nn.Module) -> set[int]:
         if any("Norm" in kind.__name__ for kind in type(layer).__mro__)
         for parameter in layer.parameters(recurse=False)
     }
+
+
+def set_option(group: dict[str, Any], name: str, value: Any) -> None:
+    """Set an option of a parameter group; a tensor keeps its place, which CUDA graphs read."""
+    if isinstance(group[name], Tensor):
+        group[name].fill_(value)
+    else:
+        group[name] = value
+
+
+def wide_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the dtype for sums and norms of a tensor: at least fp32."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def is_bias(name: str) -> bool:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from ghostbatch.errors import InputError
-from ghostbatch.optim.groups import Parameters
+from ghostbatch.optim.groups import Parameters, wide_dtype
 from ghostbatch.optim.scaling import check_betas
 
-Change = tuple[list[Tensor], list[Tensor]]
+Group = dict[str, Any]
+Tensors = list[Tensor] | tuple[Tensor, ...]
+Change = tuple[Tensors, Tensors]
 """Tensors, and the values that they get."""
 
 
@@ -19,9 +21,9 @@ class Layerwise(torch.optim.Optimizer):
     """What LARS and LAMB share: a step computes all new values, and then writes them.
 
     A step does not wait for the device and can be part of a CUDA graph; the learning rate may be a
-    tensor. If there is an attribute ``found_inf``, a tensor, the step leaves weights and state
-    alone where it is 1. All parameters of a group must be on one device. Groups with
-    ``adapt=False`` are not scaled to their norms: pass ``norm_groups(model, adapt=False)``.
+    tensor. If the attribute ``found_inf``, a tensor, is 1, the step changes nothing. All parameters
+    of a group must be on one device. Groups with ``adapt=False`` are not scaled to their norms:
+    pass ``norm_groups(model, adapt=False)``.
     """
 
     def __init__(self, params: Parameters, lr: float | Tensor, **options: Any) -> None:
@@ -44,17 +46,17 @@ class Layerwise(torch.optim.Optimizer):
                     _write(old, new, skip)
         return loss
 
-    def _changes(
-        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
-    ) -> list[Change]:
+    def _changes(self, group: Group, weights: Tensors, gradients: Tensors) -> list[Change]:
         """Return the new weights and state of a group."""
         raise NotImplementedError
 
-    def _kept(self, name: str, weights: list[Tensor]) -> list[Tensor]:
-        """Return the state of this name for all weights; it begins at 0."""
+    def _kept(
+        self, name: str, weights: Tensors, zero: Callable[[Tensor], Tensor] = torch.zeros_like
+    ) -> Tensors:
+        """Return the state of this name for all weights; it begins as ``zero(weight)``."""
         for weight in weights:
             if name not in self.state[weight]:
-                self.state[weight][name] = torch.zeros_like(weight)
+                self.state[weight][name] = zero(weight)
         return [self.state[weight][name] for weight in weights]
 
 
@@ -69,8 +71,8 @@ class LARS(Layerwise):
 
     The ratio is 1 in groups with ``adapt=False``, and where w or g is 0. The rate multiplies the
     momentum, as in torch.optim.SGD and timm; in the paper it is inside the momentum, which differs
-    where the rate changes. In timm a group is not adapted if its weight decay is 0; here only
-    ``adapt`` decides.
+    where the rate changes. timm does not adapt a group without weight decay; here only ``adapt``
+    decides.
 
     Args:
         params: parameters, or groups of them such as ``norm_groups(model, adapt=False)``.
@@ -104,21 +106,18 @@ class LARS(Layerwise):
         options = {"momentum": momentum, "trust": trust, "adapt": adapt}
         super().__init__(params, lr, weight_decay=weight_decay, **options)
 
-    def _changes(
-        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
-    ) -> list[Change]:
+    def _changes(self, group: Group, weights: Tensors, gradients: Tensors) -> list[Change]:
         decay, trust = group["weight_decay"], group["trust"]
         before = self._kept("momentum_buffer", weights)
         steps = torch._foreach_add(gradients, weights, alpha=decay)
         if group["adapt"]:
             of_weights, of_gradients = _norms(weights), _norms(gradients)
             ratios = trust * of_weights / (of_gradients + decay * of_weights)
-            known = (of_weights > 0) & (of_gradients > 0)
-            torch._foreach_mul_(steps, torch.where(known, ratios, 1.0).unbind())
+            _scale(steps, ratios, of_weights, of_gradients)
         momenta = torch._foreach_mul(before, group["momentum"])
         torch._foreach_add_(momenta, steps)
         new = torch._foreach_sub(weights, torch._foreach_mul(momenta, group["lr"]))
-        return [(before, [*momenta]), (weights, [*new])]
+        return [(before, momenta), (weights, new)]
 
 
 class LAMB(Layerwise):
@@ -131,10 +130,10 @@ class LAMB(Layerwise):
         u    = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w
         w    = w - lr (|w| / |u|) u
 
-    |w| / |u| is 1 in groups with ``adapt=False``, and where w or u is 0. As in timm, weight decay
-    is part of the step whose norm is taken, and the ratio is not clipped. It is timm's Lamb with
-    ``max_grad_norm=None``: gradients are not clipped. In timm a group is not adapted if its weight
-    decay is 0; here only ``adapt`` decides.
+    |w| / |u| is 1 in groups with ``adapt=False``, and where w or u is 0. It is timm's Lamb with
+    ``max_grad_norm=None``: weight decay is part of the step whose norm is taken, and neither ratio
+    nor gradients are clipped. timm does not adapt a group without weight decay; here only ``adapt``
+    decides.
 
     Args:
         params: parameters, or groups of them such as ``norm_groups(model, adapt=False)``.
@@ -166,17 +165,15 @@ class LAMB(Layerwise):
         options = {"betas": betas, "eps": eps, "adapt": adapt}
         super().__init__(params, lr, weight_decay=weight_decay, **options)
 
-    def _changes(
-        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
-    ) -> list[Change]:
+    def _changes(self, group: Group, weights: Tensors, gradients: Tensors) -> list[Change]:
         beta1, beta2 = group["betas"]
         old_means, old_squares = (self._kept(n, weights) for n in ("exp_avg", "exp_avg_sq"))
-        counts = self._counts(weights)
+        counts = self._kept("step", weights, lambda w: w.new_zeros((), dtype=torch.float32))
         steps_done = torch._foreach_add(counts, 1)
         means = torch._foreach_lerp(old_means, gradients, 1 - beta1)
         squares = torch._foreach_mul(old_squares, beta2)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        done = torch.stack(steps_done).to(_wide(weights))
+        done = torch.stack(steps_done).to(wide_dtype(weights[0]))
         roots = torch._foreach_sqrt(squares)
         torch._foreach_div_(roots, _bias_correction(beta2, done).sqrt().unbind())
         torch._foreach_add_(roots, group["eps"])
@@ -184,25 +181,11 @@ class LAMB(Layerwise):
         torch._foreach_div_(steps, roots)
         torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
         if group["adapt"]:
-            of_weights, of_steps = _norms(weights), _norms([*steps])
-            known = (of_weights > 0) & (of_steps > 0)
-            ratios = torch.where(known, of_weights / of_steps, 1.0)
-            torch._foreach_mul_(steps, ratios.unbind())
+            of_weights, of_steps = _norms(weights), _norms(steps)
+            _scale(steps, of_weights / of_steps, of_weights, of_steps)
         new = torch._foreach_sub(weights, torch._foreach_mul(steps, group["lr"]))
-        return [
-            (counts, [*steps_done]),
-            (old_means, [*means]),
-            (old_squares, [*squares]),
-            (weights, [*new]),
-        ]
-
-    def _counts(self, weights: list[Tensor]) -> list[Tensor]:
-        """Return how many steps each of the weights has made, on its device."""
-        for weight in weights:
-            if "step" not in self.state[weight]:
-                zero = torch.zeros((), dtype=torch.float32, device=weight.device)
-                self.state[weight]["step"] = zero
-        return [self.state[weight]["step"] for weight in weights]
+        kept = (counts, old_means, old_squares, weights)
+        return list(zip(kept, (steps_done, means, squares, new), strict=True))
 
 
 def check_trust(field: str, trust: float) -> None:
@@ -217,14 +200,15 @@ def _check_not_negative(**numbers: float) -> None:
             raise InputError(name, f"{value} is out of range", "use a finite number, 0 or more")
 
 
-def _wide(tensors: list[Tensor]) -> torch.dtype:
-    """Return the dtype for norms and counts: at least fp32."""
-    return torch.promote_types(tensors[0].dtype, torch.float32)
-
-
-def _norms(tensors: list[Tensor]) -> Tensor:
+def _norms(tensors: Tensors) -> Tensor:
     """Return the L2 norm of each tensor, as one vector."""
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype=_wide(tensors)))
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=wide_dtype(tensors[0])))
+
+
+def _scale(steps: Tensors, ratios: Tensor, norms: Tensor, others: Tensor) -> None:
+    """Multiply each step by its ratio, or by 1 where one of its two norms is 0."""
+    known = (norms > 0) & (others > 0)
+    torch._foreach_mul_(steps, torch.where(known, ratios, 1.0).unbind())
 
 
 def _bias_correction(beta: float, steps: Tensor) -> Tensor:
@@ -232,7 +216,7 @@ def _bias_correction(beta: float, steps: Tensor) -> Tensor:
     return -torch.expm1(steps * (log(beta) if beta else -inf))
 
 
-def _write(kept: list[Tensor], new: list[Tensor], skip: Tensor | None) -> None:
+def _write(kept: Tensors, new: Tensors, skip: Tensor | None) -> None:
     """Give tensors their new values, unless ``skip`` is 1."""
     if skip is not None:
         new = [torch.where(skip == 1, *pair) for pair in zip(kept, new, strict=True)]

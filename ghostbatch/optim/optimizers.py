@@ -1,10 +1,8 @@
 """Optimizers as data: a frozen spec names a recipe's optimizer and builds it.
 
-A spec has the name of the torch.optim class that it builds: `SGD`, `AdamW`. `LARS` and `LAMB` are
-optimizers of ours, so their specs are `LARSSpec` and `LAMBSpec`.
-
-To add an optimizer, write one more spec with its own ``kind``, and name it in `OptimizerKind`,
-`OptimizerSpec` and `OPTIMIZERS`.
+A spec has the name of the torch.optim class that it builds, but `LARS` and `LAMB` are our own
+optimizers, so their specs are `LARSSpec` and `LAMBSpec`. A new spec has its own ``kind``, and is
+named in `OptimizerKind`, `OptimizerSpec` and `OPTIMIZERS`.
 """
 
 from collections.abc import Mapping
@@ -22,13 +20,17 @@ from ghostbatch.optim.scaling import Rule, check_betas, scale_adam
 
 OptimizerKind = Literal["sgd", "adamw", "lars", "lamb"]
 
+NOT_ADAPTED = MappingProxyType({"adapt": False})
+"""The option of LARS and LAMB for a group that is not scaled to its norms."""
+
 
 class Spec:
     """What most specs have in common."""
 
+    kind: ClassVar[OptimizerKind]
+    """The tag of the spec in ``run.json``."""
     moments: ClassVar[int] = 1
     """Tensors of the size of the weights that the optimizer keeps."""
-
     norm_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Options of the parameter group that holds norms and biases, see `norm_groups`."""
 
@@ -42,7 +44,6 @@ class SGD(Spec):
     """SGD with the momentum and weight decay of the regime."""
 
     kind: ClassVar[OptimizerKind] = "sgd"
-    """The tag of this spec in ``run.json``."""
 
     nesterov: bool = False
     """Use Nesterov's momentum; the paper does not."""
@@ -66,29 +67,35 @@ class SGD(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW(Spec):
-    """AdamW with the rate and weight decay of the regime, and betas in place of momentum.
+class AdamSpec(Spec):
+    """What AdamW and LAMB have in common: betas in place of the regime's momentum."""
 
-    Under the square-root rule, betas and eps follow the batch, too, by `scale_adam`. The regime's
-    default weight decay is meant for SGD; that of torch.optim.AdamW is 0.01. It is not scaled.
-    """
-
-    kind: ClassVar[OptimizerKind] = "adamw"
     moments: ClassVar[int] = 2
 
     beta1: float = 0.9
-    """Decay of the average of the gradient, at base_batch."""
-
+    """Decay of the average of the gradient; of AdamW, at base_batch."""
     beta2: float = 0.999
-    """Decay of the average of the squared gradient, at base_batch."""
-
+    """Decay of the average of the squared gradient; of AdamW, at base_batch."""
     eps: float = 1e-8
-    """Added to the root of that average, at base_batch."""
+    """Added to the root of the average of the squared gradient, at base_batch."""
 
     def check(self, regime: Regime) -> None:
-        """Refuse a regime that this optimizer cannot use."""
+        """Refuse options out of range, and a momentum that the regime was given."""
         check_betas((self.beta1, self.beta2), self.eps, "optimizer.")
-        _check_no_momentum(self.kind, regime)
+        if regime.momentum != DEFAULT_MOMENTUM:
+            problem = f"{regime.momentum} was given, and {self.kind} has betas in its place"
+            raise InputError("regime.momentum", problem, "leave it out, or set optimizer.beta1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(AdamSpec):
+    """AdamW with the rate and weight decay of the regime, and betas in place of momentum.
+
+    Under the square-root rule, betas and eps follow the batch by `scale_adam`. The weight decay is
+    not scaled. The regime's default is meant for SGD; that of torch.optim.AdamW is 0.01.
+    """
+
+    kind: ClassVar[OptimizerKind] = "adamw"
 
     def scaled(self, batch: int, base_batch: int, rule: Rule) -> Self:
         """Return the spec for another batch; refuse one for which the square-root rule fails."""
@@ -117,7 +124,7 @@ class LARSSpec(Spec):
     """
 
     kind: ClassVar[OptimizerKind] = "lars"
-    norm_options: ClassVar[Mapping[str, Any]] = MappingProxyType({"adapt": False})
+    norm_options: ClassVar[Mapping[str, Any]] = NOT_ADAPTED
 
     trust: float = 0.001
     """Trust coefficient: the length of a step at a rate of 1, as a part of the weights' norm."""
@@ -128,56 +135,27 @@ class LARSSpec(Spec):
 
     def build(self, parameters: Parameters, regime: Regime) -> torch.optim.Optimizer:
         """Return the optimizer of parameters or groups with the regime's initial rates."""
-        return LARS(
-            parameters,
-            lr=regime.lr,
-            momentum=regime.momentum,
-            weight_decay=regime.weight_decay,
-            trust=self.trust,
-        )
+        lr, momentum, decay = regime.lr, regime.momentum, regime.weight_decay
+        return LARS(parameters, lr, momentum=momentum, weight_decay=decay, trust=self.trust)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LAMBSpec(Spec):
+class LAMBSpec(AdamSpec):
     """`LAMB` with the rate and weight decay of the regime, and betas in place of momentum.
 
     Norms and biases are not scaled to their norms. Betas and eps are the same at every batch.
     """
 
     kind: ClassVar[OptimizerKind] = "lamb"
-    moments: ClassVar[int] = 2
-    norm_options: ClassVar[Mapping[str, Any]] = MappingProxyType({"adapt": False})
-
-    beta1: float = 0.9
-    """Decay of the average of the gradient."""
-
-    beta2: float = 0.999
-    """Decay of the average of the squared gradient."""
+    norm_options: ClassVar[Mapping[str, Any]] = NOT_ADAPTED
 
     eps: float = 1e-6
-    """Added to the root of that average."""
-
-    def check(self, regime: Regime) -> None:
-        """Refuse a regime that this optimizer cannot use."""
-        check_betas((self.beta1, self.beta2), self.eps, "optimizer.")
-        _check_no_momentum(self.kind, regime)
+    """Added to the root of the average of the squared gradient."""
 
     def build(self, parameters: Parameters, regime: Regime) -> torch.optim.Optimizer:
         """Return the optimizer of parameters or groups with the regime's initial rates."""
-        return LAMB(
-            parameters,
-            lr=regime.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=regime.weight_decay,
-        )
-
-
-def _check_no_momentum(kind: OptimizerKind, regime: Regime) -> None:
-    """Refuse a momentum that the regime was given, which Adam's kind would not use."""
-    if regime.momentum != DEFAULT_MOMENTUM:
-        problem = f"{regime.momentum} was given, and {kind} has betas in its place"
-        raise InputError("regime.momentum", problem, "leave it out, or set optimizer.beta1")
+        betas, decay = (self.beta1, self.beta2), regime.weight_decay
+        return LAMB(parameters, regime.lr, betas=betas, eps=self.eps, weight_decay=decay)
 
 
 OptimizerSpec = SGD | AdamW | LARSSpec | LAMBSpec
@@ -189,7 +167,7 @@ OPTIMIZERS: dict[OptimizerKind, type[OptimizerSpec]] = {
 
 
 def check_spec(spec: OptimizerSpec, regime: Regime) -> None:
-    """Refuse what is no spec, and one that does not go with the regime."""
+    """Refuse a value that is not a spec, and a spec that does not fit the regime."""
     if not isinstance(spec, OptimizerSpec):
         problem = f"{spec!r} is not an optimizer of ghostbatch.optim"
         raise InputError("optimizer", problem, "use optim.SGD(), for example")

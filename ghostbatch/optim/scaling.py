@@ -29,16 +29,15 @@ def lr_scale(batch: int, base_batch: int, rule: Rule = "sqrt") -> float:
 
 
 DIGITS = 100
-"""Decimals of a square root in `rate_batch`; a rounded number of updates never needs as many."""
+"""Decimals of a square root in `rate_batch`; no rounded number of updates needs more."""
 
 
 def rate_batch(batch: int, base_batch: int, rule: Rule = "sqrt") -> int | Fraction:
     """Return the batch that turns epochs into updates so that the sum of learning rates is kept.
 
     It is ``base_batch`` times `lr_scale`: rates that are twice as large need half the updates of
-    ``base_batch``. Pass it to `RegimeScheduler` or `update_at` as ``batch``.
-    A square root that is not a whole number is cut off after `DIGITS` decimals. It is no float, so
-    the nearest update to an epoch is the one that the exact root has.
+    ``base_batch``. Pass it to `RegimeScheduler` or `update_at` as ``batch``. An irrational root is
+    cut off after `DIGITS` decimals, so that epochs round to the same updates as with the exact one.
 
     >>> rate_batch(4096, 128, "linear"), rate_batch(4096, 128, "none"), rate_batch(512, 128)
     (4096, 128, 256)
@@ -48,9 +47,7 @@ def rate_batch(batch: int, base_batch: int, rule: Rule = "sqrt") -> int | Fracti
         return batch if rule == "linear" else base_batch
     product = batch * base_batch
     root = isqrt(product)
-    if root**2 == product:
-        return root
-    return Fraction(isqrt(product * 100**DIGITS), 10**DIGITS)
+    return root if root**2 == product else Fraction(isqrt(product * 100**DIGITS), 10**DIGITS)
 
 
 def scale_adam(
@@ -62,8 +59,8 @@ def scale_adam(
     the averages then reach as many samples back as at ``base_batch``. Multiply the rate by
     `lr_scale`. The rule holds only while no beta falls below 0.
 
-    The rule says nothing of weight decay. torch.optim.AdamW multiplies it by the rate, so over one
-    epoch it is sqrt(k) times weaker than at ``base_batch``; multiply it by sqrt(k) to keep it.
+    torch.optim.AdamW multiplies the weight decay by the rate, so over one epoch it is sqrt(k) times
+    weaker than at ``base_batch``. Multiply it by sqrt(k) to keep it; the rule does not cover it.
 
     >>> betas, eps = scale_adam((0.9, 0.999), 1e-8, batch=512, base_batch=128)
     >>> [round(beta, 6) for beta in betas], eps
@@ -73,14 +70,11 @@ def scale_adam(
     check_betas(betas, eps)
     ratio = batch / base_batch
     beta1, beta2 = (1 - ratio * (1 - beta) for beta in betas)
-    if min(beta1, beta2) < 0:
+    if (scaled := min(beta1, beta2)) < 0:
         least = min(betas)
-        raise InputError(
-            "batch",
-            f"{batch} is {ratio:g} x base_batch, which scales Adam's beta of {least:g} to "
-            f"{min(beta1, beta2):.3g}",
-            f"use {floor(base_batch / (1 - least))} or less, larger betas, or lr_rule linear",
-        )
+        problem = f"{ratio:g} x base_batch, which scales Adam's beta of {least:g} to {scaled:.3g}"
+        remedy = f"use {floor(base_batch / (1 - least))} or less, larger betas, or lr_rule linear"
+        raise InputError("batch", f"{batch} is {problem}", remedy)
     return (beta1, beta2), eps / sqrt(ratio)
 
 
@@ -102,11 +96,8 @@ def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generato
     """
     check_positive(batch=batch, base_batch=base_batch)
     if batch < base_batch:
-        raise InputError(
-            "batch",
-            f"{batch} is below base_batch {base_batch}, so noise would have to be removed",
-            "raise batch or turn noise off",
-        )
+        problem = f"{batch} is below base_batch {base_batch}, so noise would have to be removed"
+        raise InputError("batch", problem, "raise batch or turn noise off")
     deviation = sqrt(batch / base_batch - 1)
     return 1 + deviation * torch.randn(n, generator=generator, device=generator.device)
 

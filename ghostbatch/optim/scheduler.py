@@ -5,18 +5,12 @@ from bisect import bisect_right
 from fractions import Fraction
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ghostbatch.errors import check_positive
-from ghostbatch.optim.regime import (
-    DEFAULT_MOMENTUM,
-    DEFAULT_WEIGHT_DECAY,
-    Rates,
-    Regime,
-    update_at,
-)
+from ghostbatch.optim.groups import set_option
+from ghostbatch.optim.regime import DEFAULT_MOMENTUM, DEFAULT_WEIGHT_DECAY, Rates, Regime, update_at
 
 
 class RegimeScheduler(LRScheduler):
@@ -25,15 +19,14 @@ class RegimeScheduler(LRScheduler):
     Groups with the optimizer's default rate (or else the first group) get the regime's rate; other
     groups keep their ratio to it. Groups without weight decay stay without. If the regime was not
     given a weight decay, the optimizer keeps its own until a drop gives one. The momentum is always
-    the optimizer's. A warning says so if a momentum or weight decay that the regime was given
-    differs from the optimizer's.
+    the optimizer's. A momentum or weight decay of the regime that differs from it causes a warning.
 
     Args:
         optimizer: any optimizer with "lr" and, if it decays weights, "weight_decay" groups.
         regime: already scaled for the batch: ``regime.scaled(lr_scale(batch, base_batch))``.
         samples_per_epoch: size of the training set.
-        batch: samples per update, over all ranks; to keep the updates of the base batch, pass that;
-            to keep the sum of the learning rates, pass `rate_batch`.
+        batch: samples per update, over all ranks; or the base batch, to keep its updates; or
+            `rate_batch`, to keep the sum of the learning rates.
         last_epoch: PyTorch's name for the last update done; -1 starts a run.
 
     """
@@ -118,10 +111,7 @@ class RegimeScheduler(LRScheduler):
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = self.last_epoch + 1
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)  # a captured graph reads this very tensor
-            else:
-                group["lr"] = lr
+            set_option(group, "lr", lr)
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 

@@ -79,15 +79,13 @@ class MeasuredNoise:
             raise InputError("interval", problem, "give LOW,HIGH, for example 800,1300")
 
     def __str__(self) -> str:
-        """Return both as text."""
-        interval = (
-            self.interval and f" [{_samples(self.interval[0])}, {_samples(self.interval[1])}]"
-        )
-        return f"{_samples(self.value)} samples{interval or ''}"
+        """Return the noise scale and its interval as text."""
+        ends = ", ".join(map(_samples, self.interval or ()))
+        return f"{_samples(self.value)} samples{ends and f' [{ends}]'}"
 
 
 def efficiency(batch: int, noise_scale: float) -> float:
-    """Return the loss decrease per image at a batch, as a part of that at the smallest batches.
+    """Return the loss decrease per image at a batch, as a fraction of that at small batches.
 
     >>> efficiency(1000, noise_scale=1000)
     0.5
@@ -105,9 +103,7 @@ def images_factor(batch: int, base_batch: int, noise_scale: float) -> float:
     >>> images_factor(4096, 128, inf), images_factor(4096, 128, 0)
     (1.0, 32.0)
     """
-    if noise_scale == inf:
-        return 1.0
-    return (noise_scale + batch) / (noise_scale + base_batch)
+    return (noise_scale + batch) / (noise_scale + base_batch) if noise_scale < inf else 1.0
 
 
 def advice_for(original: Plan, adapted: Plan, noise: MeasuredNoise | None = None) -> list[Advice]:
@@ -115,20 +111,15 @@ def advice_for(original: Plan, adapted: Plan, noise: MeasuredNoise | None = None
 
     With a noise scale, the first advice says whether the large batch pays.
     """
-    batch = [] if noise is None else [_batch(adapted.recipe, noise)]
-    return [
-        *batch,
-        _rate(original, adapted),
-        _warmup(adapted),
-        _ghost(adapted),
-        _epochs(original, adapted),
-        Advice(
-            "clipping",
-            f"L2 norm of the whole gradient, at most {CLIP:g}",
-            "it acts mostly in the first updates, like a warm-up, says the paper",
-            "the paper clips in every column, so no figure shows its effect by itself",
-        ),
-    ]
+    clipping = Advice(
+        "clipping",
+        f"L2 norm of the whole gradient, at most {CLIP:g}",
+        "it acts mostly in the first updates, like a warm-up, says the paper",
+        "the paper clips in every column, so no figure shows its effect by itself",
+    )
+    advice = [_rate(original, adapted), _warmup(adapted), _ghost(adapted)]
+    advice += [_epochs(original, adapted), clipping]
+    return advice if noise is None else [_batch(adapted.recipe, noise), *advice]
 
 
 def _batch(recipe: Recipe, noise: MeasuredNoise) -> Advice:
@@ -168,15 +159,15 @@ def _rate(original: Plan, adapted: Plan) -> Advice:
         "linear": f"every rate times {batches} keeps the mean of an update, not its covariance",
         "none": "the rates as they were tuned for the small batch",
     }
-    warmed = _change("LB, warm-up", "+LR, warm-up")
-    evidence = f"{_paper('LB', '+LR')}; {_here('LB', '+LR')}, with warm-up {warmed}"
     rule = adapted.recipe.lr_rule
     drops = "".join(f", {lr:.4g} from epoch {float(at):.4g}" for at, lr, *_ in adapted.seen.drops)
     return Advice(
         "learning rate",
         f"{adapted.regime.lr:.4g}{drops} ({original.regime.lr:.4g} before)",
         reasons[rule],
-        evidence if rule == "sqrt" else "not measured here; --lr-rule sqrt is the paper's",
+        f"{_evidence('LB', '+LR')}, with warm-up {_change('LB, warm-up', '+LR, warm-up')}"
+        if rule == "sqrt"
+        else "not measured here; --lr-rule sqrt is the paper's",
     )
 
 
@@ -199,8 +190,8 @@ def _ghost(adapted: Plan) -> Advice:
         "ghost",
         f"{size} samples, {adapted.ghosts} ghosts a batch" if size else "plain batch norm",
         "each ghost is normalised by itself, with the noise that a small batch's statistics have",
-        f"{_paper('+LR', '+GBN')}; {_here('+LR', '+GBN')}, with warm-up "
-        f"{_change('+LR, warm-up', '+GBN, warm-up')}, of which two seeds have a deviation of 0.35",
+        f"{_evidence('+LR', '+GBN')}, with warm-up {_change('+LR, warm-up', '+GBN, warm-up')}, of "
+        "which two seeds have a deviation of 0.35",
     )
 
 
@@ -213,7 +204,7 @@ def _epochs(original: Plan, adapted: Plan) -> Advice:
             f"{after}, with the updates of {before} epochs at batch {adapted.recipe.base_batch}",
             f"the paper traces the gap to fewer updates; this costs {ratio:.4g} times the images, "
             f"and --hold epochs keeps {before} epochs",
-            f"{_paper('SB', '+RA')}; {_here('SB', '+RA')}",
+            _evidence("SB", "+RA"),
         )
     return Advice(
         "epochs",
@@ -223,18 +214,22 @@ def _epochs(original: Plan, adapted: Plan) -> Advice:
     )
 
 
+def _evidence(before: str, after: str) -> str:
+    return f"{_paper(before, after)}; {_here(before, after)}"
+
+
 def _paper(before: str, after: str) -> str:
     return f"paper, {before} to {after}: {_gains(before, after)}"
+
+
+def _here(before: str, after: str) -> str:
+    return f"here, {before} to {after}: {_change(before, after)}"
 
 
 def _gains(before: str, after: str) -> str:
     """Return how the paper's accuracies change from one column to another."""
     gains = [row.paper[after] - row.paper[before] for row in table1().rows.values()]
     return f"{min(gains):+.2f} to {max(gains):+.2f}"
-
-
-def _here(before: str, after: str) -> str:
-    return f"here, {before} to {after}: {_change(before, after)}"
 
 
 def _change(before: str, after: str) -> str:

@@ -1,5 +1,6 @@
 """What cells of a study cost: updates and images anywhere, and time on this machine."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +31,7 @@ class Cost:
     @property
     def images(self) -> int:
         """Training images to compute in all."""
-        return sum(cell.plan.updates * cell.recipe.batch for cell in self.cells)
+        return sum(cell.images for cell in self.cells)
 
     @property
     def seconds_in_all(self) -> float:
@@ -42,17 +43,16 @@ class Cost:
 def measure_cost(cells: Sequence[Cell], where: Where, jobs: int) -> Cost:
     """Return what cells cost on this machine; time a few updates on its first device.
 
-    The costliest cell of each network and data set is timed, and the others are in proportion. A
-    cell that cannot be timed has no time: when it is run, it says why. Cells that share a GPU count
-    as if they ran one after the other.
+    The costliest cell of each network and data set is timed, and the others are in proportion.
+    Cells that cannot be timed have no time. Cells that share a GPU count as if they ran one after
+    the other.
     """
     devices = find_devices(where.device, torch.cuda.device_count())
     places = jobs if devices == ("cpu",) else min(jobs, len(devices))
-    kinds: dict[tuple[object, ...], list[Cell]] = {}
+    kinds = defaultdict(list)
     for cell in cells:
-        recipe = cell.recipe
-        kind = (recipe.model, recipe.data, recipe.image_size, recipe.precision)
-        kinds.setdefault(kind, []).append(cell)
+        r = cell.recipe
+        kinds[r.model, r.data, r.image_size, r.precision].append(cell)
     seconds = {}
     for members in kinds.values():
         seconds.update(_time_kind(members, where, find_device(devices[0])))
@@ -60,13 +60,12 @@ def measure_cost(cells: Sequence[Cell], where: Where, jobs: int) -> Cost:
 
 
 def _time_kind(cells: Sequence[Cell], where: Where, device: torch.device) -> dict[Cell, float]:
-    """Return the time of each of these cells of one network, measured on the costliest of them."""
+    """Return the time of each cell of one network, measured on the costliest of them."""
     costliest = max(cells, key=lambda cell: cell.cost)
-    recipe, micro = costliest.recipe, where.micro
-    if not (micro and recipe.ghost and recipe.batch > micro):  # as the runner decides
-        micro = None
+    recipe = costliest.recipe
     try:
         info = find_info(recipe.data, recipe.image_size, recipe.holdout)
+        micro = where.micro_of(recipe)
         pace = measure_pace(costliest.plan, info, device, micro, where.threads)
     except Exception:  # the cell's own run will report it, and the others go on
         return {}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 
 from ghostbatch.data import find_info
@@ -38,7 +39,7 @@ class Cell:
         return f"{self.row} {self.column} seed {self.recipe.seed}"
 
     def __hash__(self) -> int:
-        """Hash the place in the table; hashing the whole plan takes long."""
+        """Hash the place in the table; to hash the whole plan takes long."""
         return hash((self.row, self.column, self.recipe.seed))
 
     @cached_property
@@ -113,15 +114,16 @@ class Study:
         for name, row in chosen_rows.items():
             chosen = set(row.columns) & set(only or row.columns)
             chosen |= {row.columns[column].reference or column for column in chosen}
-            for column in (column for column in row.columns if column in chosen):
-                for seed in seeds or self.seeds:
-                    recipe = replace(row.columns[column], seed=seed)
-                    if recipe.reference is not None:
-                        reference = out.resolve() / name / recipe.reference / f"seed-{seed}"
-                        recipe = replace(recipe, reference=str(reference))
-                    samples = info(recipe.data, recipe.image_size, recipe.holdout).samples
-                    plan = _plan(recipe, samples, f"{name} {column}")
-                    cells.append(Cell(name, column, plan, self.evaluations))
+            for column, seed in product(row.columns, seeds or self.seeds):
+                if column not in chosen:
+                    continue
+                recipe = replace(row.columns[column], seed=seed)
+                if recipe.reference is not None:
+                    reference = out.resolve() / name / recipe.reference / f"seed-{seed}"
+                    recipe = replace(recipe, reference=str(reference))
+                samples = info(recipe.data, recipe.image_size, recipe.holdout).samples
+                plan = _plan(recipe, samples, f"{name} {column}")
+                cells.append(Cell(name, column, plan, self.evaluations))
         return sorted(cells, key=lambda cell: (cell.recipe.hold == "distance", -cell.cost))
 
     def instruments_of(self, cells: Sequence[Cell]) -> list[Instrument]:
@@ -131,7 +133,7 @@ class Study:
 
 
 def _plan(recipe: Recipe, samples: int, cell: str) -> Plan:
-    """Return the plan of a cell; if there is none, the error names the cell."""
+    """Return the plan of a cell; an error names the cell."""
     try:
         return recipe.plan(samples)
     except InputError as error:

@@ -1,8 +1,7 @@
-"""Jobs, and the interface of whatever runs them.
+"""Jobs, and the interface of what runs them.
 
-`ghostbatch.study.local.LocalExecutor` runs them in processes of this machine, and
-`ghostbatch.study.ray.RayExecutor` on a Ray cluster. Another executor is one more class with these
-three methods.
+`LocalExecutor` runs them in processes of this machine, and `RayExecutor` on a Ray cluster. Another
+executor is one more class with the three methods of `Executor`.
 """
 
 import signal
@@ -51,6 +50,10 @@ class Where:
     ranks: int = 1
     """Processes that compute a cell together, each on its own GPU; torchrun starts them."""
 
+    def micro_of(self, recipe: Recipe) -> int | None:
+        """Return `micro` if the recipe has ghosts and a larger batch, else None."""
+        return self.micro if self.micro and recipe.ghost and recipe.batch > self.micro else None
+
 
 @dataclass(frozen=True)
 class Job:
@@ -88,8 +91,8 @@ class Executor(Protocol):
     def submit(self, job: Job) -> Iterator[Event]:
         """Start a job and return its events as they come; the last one is its `Summary`.
 
-        The iterator may be consumed in another thread. It raises `InputError` or `OSError` if the
-        job did, and `WorkerDied` if the process that ran it is gone.
+        Another thread may consume the iterator. It raises `InputError` or `OSError` if the job did,
+        and `WorkerDied` if the process that ran it is gone.
         """
 
     def close(self) -> None:
@@ -107,13 +110,7 @@ def forward(events: Iterator[Event], put: Callable[[Event | Exception | None], N
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 (says what happened)
-    """The process of a job ended without an answer: it ran out of memory, or was killed.
-
-    Args:
-        name: the job that it ran.
-        how: what is known of its end, for example its exit code.
-
-    """
+    """The process of the job ``name`` ended without an answer; ``how`` tells its exit code."""
 
     def __init__(self, name: str, how: str) -> None:
         super().__init__(name, how)

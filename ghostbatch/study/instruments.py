@@ -97,11 +97,7 @@ def separable(_: Instrument, _out: Path, _where: Where, on_progress: OnProgress)
 
 
 def potential(chosen: Instrument, out: Path, where: Where, on_progress: OnProgress) -> Values:
-    """Measure the loss around the initial weights, and return the samples.
-
-    They reach up to the largest distance of the study's runs. The loss is over the same thousand
-    training images, drawn at random, in one batch, without augmentation.
-    """
+    """Measure the loss around the initial weights, as far out as the study's runs went."""
     recipe = chosen.recipe
     if recipe is None:
         raise InputError("recipe", "the potential needs one", "give Instrument a recipe")
@@ -127,11 +123,10 @@ def potential(chosen: Instrument, out: Path, where: Where, on_progress: OnProgre
 
 
 def sharpness(_: Instrument, out: Path, where: Where, on_progress: OnProgress) -> Values:
-    """Measure the sharpness at the end of every finished run of the study, and return all of them.
+    """Measure the sharpness at the end of every finished run of the study.
 
-    The loss is over the same thousand training images, in one batch, for all runs of a data set:
-    norm layers use the statistics of this batch, whichever batch or ghosts the run had. What
-    another call has measured is read from the file, which is written after each run.
+    Norm layers use the statistics of one batch of images, whatever the batch and the ghosts of the
+    run. The file is written after each run, and what it holds is not measured again.
     """
     ends, target = losses_at_ends(out), out / "sharpness.json"
     try:
@@ -170,7 +165,7 @@ def _load(recipe: Recipe, where: Where) -> ImageData:
 
 
 def training_loss(data: ImageData, device: torch.device, dtype: torch.dtype) -> BatchedLoss:
-    """Return the mean loss over a thousand training images, in one batch, not augmented."""
+    """Return the mean loss over the same thousand training images, in one batch, not augmented."""
     images = torch.randperm(len(data.train), generator=generator(0, "potential"))[:IMAGES]
     return BatchedLoss(
         data.train.images[images].to(device),
@@ -181,13 +176,10 @@ def training_loss(data: ImageData, device: torch.device, dtype: torch.dtype) -> 
 
 
 def finished_runs(out: Path) -> dict[str, Summary]:
-    """Return the summaries of the study's finished runs, by their folders in the study's.
-
-    A run whose summary cannot be read does not count; the study reports it as failed.
-    """
+    """Return the summaries of the study's finished runs, by their folders in the study's."""
     found = {}
     for path in sorted(out.rglob("summary.json")):
-        with suppress(InputError):
+        with suppress(InputError):  # the study reports an unreadable one as failed
             summary = read_summary(path)
             if summary and summary.status == "finished":
                 found[path.parent.relative_to(out).as_posix()] = summary
@@ -214,7 +206,7 @@ MEASUREMENTS: dict[str, Callable[[Instrument, Path, Where, OnProgress], Values]]
 
 
 def measure(instrument: Instrument, out: Path, where: Where, on_progress: OnProgress) -> None:
-    """Write an instrument's file, unless it is there, of the same recipe and the same runs."""
+    """Write an instrument's file, unless there is one of the same recipe and the same runs."""
     target, wanted = out / f"{instrument.name}.json", _wanted(instrument, out)
     try:
         if target.exists():

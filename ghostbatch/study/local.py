@@ -50,24 +50,21 @@ def log(line: LogLine) -> None:
 class LocalExecutor:
     """Starts worker processes, and reuses those with one rank.
 
-    Jobs that share a GPU share a worker, in which each runs in a thread with a CUDA stream of its
-    own: kernels of two processes do not run at the same time on a GPU. Only jobs whose numbers do
-    not depend on each other then are put together, see `can_share_process`.
+    Jobs that share a GPU share a worker, because kernels of two processes do not run at the same
+    time on a GPU. There each runs in a thread with its own CUDA stream. Jobs whose numbers would
+    then depend on each other are kept apart, see `can_share_process`.
 
     Args:
         lock: descriptor of the study's lock. Workers inherit it, so the study's folder stays
             locked until the last worker is gone.
-        cpu_jobs: how many jobs share a worker on the CPU. More than one is no faster, since threads
-            of Python wait for each other; tests use it.
+        cpu_jobs: how many jobs share a worker on the CPU; more than one is no faster, since threads
+            of Python wait for each other, and is for tests.
         on_log: called with what workers log, in a thread.
 
     """
 
     def __init__(
-        self,
-        lock: int | None = None,
-        cpu_jobs: int = 1,
-        on_log: Callable[[LogLine], None] = log,
+        self, lock: int | None = None, cpu_jobs: int = 1, on_log: Callable[[LogLine], None] = log
     ) -> None:
         self._lock, self._cpu_jobs, self._on_log = lock, cpu_jobs, on_log
         self._workers: list[Worker] = []
@@ -81,8 +78,8 @@ class LocalExecutor:
     def submit(self, job: Job) -> Iterator[Event]:
         """Hand the job to a worker with room for it, or to a new one; return its events.
 
-        Linux kills a worker when the thread that started it ends: call this in one that outlives
-        the job.
+        Call it in a thread that outlives the job: Linux kills a worker with the thread that
+        started it.
         """
         for worker in self._workers:
             if (events := worker.submit(job)) is not None:
@@ -108,13 +105,8 @@ class LocalExecutor:
 class Worker:
     """A process that runs jobs, each in a thread of its own, and the replies to them.
 
-    Args:
-        job: the first job; later ones need the same device and number of threads. A job with
-            several ranks has a worker of its own, which is torchrun.
-        lock: a descriptor to inherit.
-        cpu_jobs: how many jobs it may run at a time on the CPU.
-        on_log: called with what it logs, in a thread.
-
+    It keeps the device and the number of threads of its first job. A job with several ranks has a
+    worker of its own, which is torchrun. The other arguments are those of `LocalExecutor`.
     """
 
     def __init__(
@@ -122,14 +114,13 @@ class Worker:
     ) -> None:
         where = job.where
         self._device, self._ranks, self._on_log = where.device, where.ranks, on_log
-        self._on_cpu = where.device == "cpu"
-        self._room = cpu_jobs if self._on_cpu else round(1 / SMALLEST_SHARE)
+        self._room = cpu_jobs if where.device == "cpu" else round(1 / SMALLEST_SHARE)
         self._shared = True
         self._given = 0
         self._replies: dict[int, SimpleQueue[Event | Exception | str]] = {}
         """Where the replies to each running job go."""
         self._end: str | None = None
-        """How the process ended; or why it takes no job any more."""
+        """How the process ended."""
         self._mutex = Lock()
         self.process = subprocess.Popen(
             [sys.executable, "-c", *(_launch(job) if where.ranks > 1 else (WORKER,))],
@@ -161,7 +152,7 @@ class Worker:
         return self._events(job, number)
 
     def _has_room(self, job: Job, shares: bool) -> bool:
-        """Return whether the process can run one more job, beside those that it runs."""
+        """Return whether the process can run one more job."""
         if self._end is not None or self.process.poll() is not None:
             return False
         if self._ranks > 1 or job.where.ranks > 1 or job.where.device != self._device:
@@ -174,13 +165,10 @@ class Worker:
             yield reply
         with self._mutex:
             del self._replies[number]
-            ends = self._ranks > 1
-            if ends and self._end is None:
-                self._end = "it is ending"
         if isinstance(reply, str):
             self.kill()
             raise WorkerDied(job.name, reply)
-        if ends:
+        if self._ranks > 1:
             self._close_stdin()
             self.process.wait()
             self.kill()
@@ -189,7 +177,7 @@ class Worker:
         yield reply
 
     def _read(self) -> None:
-        """Put each reply where its job's events are read; at the end tell all that are left."""
+        """Put each reply into its job's queue; at the end put how the process ended into all."""
         stdout = cast(IO[bytes], self.process.stdout)
         with suppress(EOFError, pickle.UnpicklingError):
             while True:
@@ -198,19 +186,14 @@ class Worker:
                     self._on_log(reply)
                 else:
                     self._replies[number].put(reply)
-        end = describe_exit(self._exit_code())
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(PATIENCE)
+        self.process.kill()  # one that does not end
+        end = describe_exit(self.process.wait())
         with self._mutex:
             self._end = end
             for replies in self._replies.values():
                 replies.put(end)
-
-    def _exit_code(self) -> int:
-        """Return the exit code, after stdout is closed; kill a process that does not end."""
-        try:
-            return self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
 
     def _close_stdin(self) -> None:
         with suppress(BrokenPipeError):
@@ -228,7 +211,7 @@ class Worker:
 def _launch(job: Job) -> tuple[str, ...]:
     """Return the words after ``python -c`` that start a job on several ranks.
 
-    The GPUs that ranks see are those of the job (`_environment`), so any of them will do.
+    Ranks see only the GPUs of the job (`_environment`), so its device is "cuda".
     """
     device = job.where.device if job.where.device == "cpu" else "cuda"
     sent = pickle.dumps(replace(job, where=replace(job.where, device=device)))
@@ -243,8 +226,9 @@ def _environment(where: Where) -> dict[str, str]:
     """Return the environment of a worker: its number of threads, and the GPUs of its ranks."""
     changes = {"OMP_NUM_THREADS": str(where.threads)} if where.threads else {}
     if where.ranks > 1 and where.device is not None and where.device.startswith("cuda:"):
-        chosen = where.device.removeprefix("cuda:").split(",")
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else [str(number) for number in range(1024)]
-        changes["CUDA_VISIBLE_DEVICES"] = ",".join(names[int(number)] for number in chosen)
+        chosen = where.device.removeprefix("cuda:")
+        if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            names = visible.split(",")
+            chosen = ",".join(names[int(number)] for number in chosen.split(","))
+        changes["CUDA_VISIBLE_DEVICES"] = chosen
     return {**os.environ, **changes}

@@ -1,4 +1,4 @@
-"""``study.json``: the part of a study that its folder holds, for a report or a later command."""
+"""``study.json``: the part of a study that its folder holds, for reports and later commands."""
 
 import json
 from collections.abc import Sequence
@@ -24,18 +24,14 @@ def held_part(study: Study, cells: Sequence[Cell], earlier: Study | None) -> Stu
     held |= {(cell.row, cell.column) for cell in cells}
     rows = {}
     for name, row in study.rows.items():
-        columns = {column: row.columns[column] for column in row.columns if (name, column) in held}
-        if columns:
+        if columns := {c: recipe for c, recipe in row.columns.items() if (name, c) in held}:
             rows[name] = replace(row, columns=columns)
     seeds = {*earlier.seeds, *(cell.recipe.seed for cell in cells)}
     return replace(study, rows=rows, seeds=tuple(sorted(seeds)))
 
 
 def _mismatch(study: Study, earlier: Study) -> str | None:
-    """Return what a folder holds that does not belong to the study; None if all does.
-
-    Another scale, data set or number of held-out images changes the recipes.
-    """
+    """Return what a folder holds that does not belong to the study; None if all does."""
     if earlier.name != study.name:
         return f"the study {earlier.name}"
     if earlier.rows and earlier.scale != study.scale:
@@ -70,9 +66,8 @@ def read_study(folder: Path) -> Study | None:
         seeds = tuple(fields["seeds"])
         return Study(fields["name"], rows, seeds, instruments, targets=targets, **later)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise InputError(
-            "folder", f"{path} cannot be read", "delete it and run the study again"
-        ) from None
+        remedy = "delete it and run the study again"
+        raise InputError("folder", f"{path} cannot be read", remedy) from None
 
 
 def write_study(study: Study, folder: Path) -> None:

@@ -13,7 +13,6 @@ from ghostbatch.study.declare import Row, Study
 from ghostbatch.study.instruments import Instrument
 from ghostbatch.study.rows import (
     by_size,
-    first_phase,
     longer_first_phase,
     paper_row,
     rate_or_noise,
@@ -46,10 +45,7 @@ def table1() -> Study:
         "c3-cifar100": (61.25, 51.50, 57.38, 57.5, 63.20),
         "wresnet16-4-cifar100": (73.70, 68.15, 69.05, 71.20, 73.57),
     }
-    rows = {
-        name: paper_row(find_recipe(name), LARGE, GHOST, paper)
-        for name, paper in accuracies.items()
-    }
+    rows = {name: paper_row(find_recipe(name), LARGE, GHOST, p) for name, p in accuracies.items()}
     return Study("table1", rows)
 
 
@@ -66,13 +62,11 @@ def table2() -> Study:
     """
     recipe = find_recipe("alexnet-imagenet")
     as_theirs = {"SB": 57.10, "LB 2048": 41.23, "+LR 2048": 53.25}
-    return Study(
-        "table2",
-        {
-            "LB 4096": _alexnet_row(recipe, 4096, {**as_theirs, "+GBN": 54.92, "+RA": 59.5}),
-            "LB 8192": _alexnet_row(recipe, 8192, {**as_theirs, "+GBN": 53.93, "+RA": 59.5}),
-        },
-    )
+    rows = {
+        "LB 4096": _alexnet_row(recipe, 4096, {**as_theirs, "+GBN": 54.92, "+RA": 59.5}),
+        "LB 8192": _alexnet_row(recipe, 8192, {**as_theirs, "+GBN": 53.93, "+RA": 59.5}),
+    }
+    return Study("table2", rows)
 
 
 def _alexnet_row(recipe: Recipe, large: int, paper: dict[str, float]) -> Row:
@@ -106,16 +100,13 @@ def figure2() -> Study:
     Cost: 180 million images per seed.
     """
     recipe = find_recipe(FIGURE_NETWORK)
-    adapted = replace(recipe, lr_rule="sqrt", ghost=GHOST)
     variants = {
         "before": recipe,
-        "after": adapted,
+        "after": replace(recipe, lr_rule="sqrt", ghost=GHOST),
         "no weight decay": without_weight_decay(recipe),
     }
-    rows = {
-        name: by_size(variant, FIGURE_SIZES, ("distance", "error-by-epoch"))
-        for name, variant in variants.items()
-    }
+    figures = ("distance", "error-by-epoch")
+    rows = {name: by_size(each, FIGURE_SIZES, figures) for name, each in variants.items()}
     return Study("figure2", rows)
 
 
@@ -148,9 +139,8 @@ def figure_b() -> Study:
     Cost: 10 million images for the run, and 1 million forward for the thousand places.
     """
     recipe = replace(find_recipe(FIGURE_NETWORK), init="glorot")
-    row = Row({"SB": recipe}, ("distance",))
-    instruments = (Instrument("potential", recipe),)
-    return Study("figure-b", {FIGURE_NETWORK: row}, seeds=(0,), instruments=instruments)
+    rows = {FIGURE_NETWORK: Row({"SB": recipe}, ("distance",))}
+    return Study("figure-b", rows, seeds=(0,), instruments=(Instrument("potential", recipe),))
 
 
 def figure_c1() -> Study:
@@ -193,8 +183,8 @@ def figure_c3() -> Study:
     Cost: 32 million images per seed: the runs end at the first drop, at epoch 81.
     """
     recipe = find_recipe(FIGURE_NETWORK)
-    high = replace(recipe, regime=first_phase(recipe.regime))
-    row = by_size(high, (32, *FIGURE_SIZES, 4096), ("distance",))
+    regime = replace(recipe.regime, epochs=recipe.regime.drops[0][0], drops=())
+    row = by_size(replace(recipe, regime=regime), (32, *FIGURE_SIZES, 4096), ("distance",))
     return Study("figure-c3", {FIGURE_NETWORK: row})
 
 

@@ -1,9 +1,8 @@
-"""Which device each job of a study runs on.
+"""Which device each job of a study runs on, which does not change its numbers.
 
-A job takes a share of a GPU that grows with the images of one backward pass. Jobs whose shares add
-up to at most 1 run on a GPU side by side, so small ones share it and a large one has it to itself.
-A CPU takes any number of jobs, and so does "cuda": which GPU that is, Ray decides. No more than
-``jobs`` run at a time, over all devices. Where a job runs does not change its numbers.
+A job takes a share of a GPU that grows with the images of one backward pass, and a GPU runs jobs
+whose shares add up to at most 1. A CPU takes any number of jobs, and so does "cuda", for which Ray
+chooses the GPU. Over all devices at most ``jobs`` run at a time.
 """
 
 from collections.abc import Sequence
@@ -55,17 +54,12 @@ class Placement:
         self._shares: dict[str, list[float]] = {device: [] for device in devices}
         self._jobs = jobs
 
-    @property
-    def full(self) -> bool:
-        """Whether enough jobs are running."""
-        return sum(map(len, self._shares.values())) >= self._jobs
-
     def take(self, share: float) -> str | None:
         """Return the least loaded device with room for one more job, and count the job there.
 
         Return None if no device has room, or if enough jobs are running.
         """
-        if self.full:
+        if sum(map(len, self._shares.values())) >= self._jobs:
             return None
         device = min(self._shares, key=lambda device: sum(self._shares[device]))
         if device.startswith("cuda:") and sum(self._shares[device]) + share > 1:

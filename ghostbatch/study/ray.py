@@ -1,8 +1,8 @@
 """Runs jobs as tasks of a Ray cluster.
 
-A task asks Ray for the CPUs and the share of a GPU that its job needs, and starts on its node the
-same worker process as `ghostbatch.study.local` does on this machine. It yields the worker's replies
-while the job runs. A task is not retried by Ray: the study does that, as for any lost worker.
+A task asks Ray for the CPUs and the share of a GPU that its job needs. On its node it starts the
+same worker process as `ghostbatch.study.local`, and yields the worker's replies. Ray does not retry
+a task, since the study retries lost workers.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from ghostbatch.study.executor import Event, Job, LogLine, Where, WorkerDied, fo
 from ghostbatch.study.local import PATIENCE, LocalExecutor, log
 
 POLL = 0.5
-"""Seconds between two looks of a task at whether it is to stop."""
+"""Seconds between two checks of a task whether it is to stop."""
 
 SEEN_WITHIN = 10.0
 """Seconds in which a new file must be seen on every node."""
@@ -65,11 +65,10 @@ class RayExecutor:
 
     def prepare(self, out: Path, where: Where) -> Sequence[str]:
         """Check that every node sees the folder, and that some node is large enough for a job."""
-        nodes = [
-            node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")
-        ]
+        nodes = [n for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
+        resources = [node["Resources"] for node in nodes]
         gpus, cpus = (
-            int(max((node["Resources"].get(what, 0) for node in nodes), default=0))
+            int(max((each.get(what, 0) for each in resources), default=0))
             for what in ("GPU", "CPU")
         )
         if where.device not in (None, "cpu", "cuda") or (where.device == "cuda" and not gpus):
@@ -91,11 +90,8 @@ class RayExecutor:
         look = self._ray.remote(num_cpus=0, max_retries=0)(_look)
         probe.touch()
         try:
-            strategies = (_on_node(node["NodeID"]) for node in nodes)
-            looks = [
-                look.options(scheduling_strategy=each).remote(probe, SEEN_WITHIN)
-                for each in strategies
-            ]
+            places = [look.options(scheduling_strategy=_on_node(n["NodeID"])) for n in nodes]
+            looks = [place.remote(probe, SEEN_WITHIN) for place in places]
             for node, found in zip(nodes, looks, strict=True):
                 host = node["NodeManagerHostname"]
                 try:
@@ -107,10 +103,8 @@ class RayExecutor:
                     problem = f"{host} does not see {out}"
                     raise InputError("out", problem, "use a folder that all nodes share")
                 if not holds:
-                    warn(
-                        f"{host} does not see the lock of {out}: nothing keeps a second study out",
-                        stacklevel=2,
-                    )
+                    problem = f"{host} does not see the lock of {out}"
+                    warn(f"{problem}: nothing keeps a second study out", stacklevel=2)
         finally:
             probe.unlink(missing_ok=True)
 
@@ -148,8 +142,9 @@ class RayExecutor:
         left = list(running)
         try:
             self._stop.ask.remote()
-            for task in (task for task, begun in tasks.items() if not begun):
-                ray.cancel(task)
+            for task, begun in tasks.items():
+                if not begun:
+                    ray.cancel(task)
             if left:
                 left = ray.wait(left, num_returns=len(left), timeout=PATIENCE + POLL)[1]
         finally:
@@ -185,7 +180,7 @@ def _connect(ray: Any, address: str) -> None:
 def _start_stop(ray: Any) -> Any:
     """Return an actor on this node that tells the tasks when to stop.
 
-    `ray.cancel` would not do: it counts a task as ended before that has saved.
+    `ray.cancel` would count a task as ended before it has saved.
     """
 
     class Stop:  # Ray sends a class that is local to a function as code: nothing is imported there
@@ -254,6 +249,6 @@ def _cpus(where: Where) -> int:
 
 
 def _why(error: Exception) -> str:
-    """Return an error in one line: of a traceback the last line, and of that the first sentence."""
+    """Return an error in one line: the first sentence of the last line of its message."""
     line = (str(error).strip().splitlines() or [""])[-1]
     return f"{type(error).__name__}: {line.split('. ')[0]}"

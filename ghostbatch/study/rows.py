@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
-from ghostbatch.optim import Epochs, Regime
+from ghostbatch.optim import Epochs
 from ghostbatch.optim.regime import exact
 from ghostbatch.recipe import Recipe
 from ghostbatch.study.declare import FIGURES, Row
-
-Step = Callable[[Recipe], Recipe]
 
 PAPER_NOTE = (
     "Each column is the one before plus one change: LB has a large batch, +LR scales the learning "
@@ -18,21 +17,17 @@ PAPER_NOTE = (
 )
 
 
-def paper_columns(large: int, ghost: int) -> dict[str, Step]:
-    """Return the paper's columns; each is the one before plus one change."""
-    return {
+def paper_row(recipe: Recipe, large: int, ghost: int, paper: Sequence[float] = ()) -> Row:
+    """Return a row of the paper's tables; ``paper`` has its accuracies in the columns' order."""
+    steps: dict[str, Callable[[Recipe], Recipe]] = {  # each is the one before plus one change
         "SB": lambda r: r,
         "LB": lambda r: replace(r, batch=large),
         "+LR": lambda r: replace(r, lr_rule="sqrt"),
         "+GBN": lambda r: replace(r, ghost=ghost),
         "+RA": lambda r: replace(r, hold="updates"),
     }
-
-
-def paper_row(recipe: Recipe, large: int, ghost: int, paper: Sequence[float] = ()) -> Row:
-    """Return a row of the paper's tables; ``paper`` has its accuracies in the columns' order."""
     recipes = {}
-    for column, step in paper_columns(large, ghost).items():
+    for column, step in steps.items():
         recipe = recipes[column] = step(recipe)
     return Row(recipes, note=PAPER_NOTE, paper=dict(zip(recipes, paper, strict=bool(paper))))
 
@@ -90,21 +85,13 @@ def drop_by_distance(recipe: Recipe, large: int, ghost: int) -> Row:
 
 def longer_first_phase(recipe: Recipe, factors: Sequence[Fraction | int]) -> Row:
     """Return runs whose first phase is longer or shorter; their later phases are the same."""
-    regimes = {f"x {float(factor):g}": _longer(recipe.regime, factor) for factor in factors}
-    columns = {name: replace(recipe, regime=regime) for name, regime in regimes.items()}
+    regime, columns = recipe.regime, {}
+    for factor in factors:
+        shift = exact(regime.drops[0][0]) * (factor - 1)
+        drops: Any = tuple((exact(epoch) + shift, *rates) for epoch, *rates in regime.drops)
+        longer = replace(regime, epochs=exact(regime.epochs) + shift, drops=drops)
+        columns[f"x {float(factor):g}"] = replace(recipe, regime=longer)
     return Row(columns, figures=(*FIGURES, "accuracy-by-distance", "gain-at-drop"))
-
-
-def _longer(regime: Regime, factor: Fraction | int) -> Regime:
-    """Multiply the length of the first phase by a factor; the later phases keep theirs."""
-    shift = exact(regime.drops[0][0]) * (factor - 1)
-    drops = tuple((exact(epoch) + shift, *rates) for epoch, *rates in regime.drops)
-    return replace(regime, epochs=exact(regime.epochs) + shift, drops=drops)  # type: ignore[arg-type]
-
-
-def first_phase(regime: Regime) -> Regime:
-    """Return the regime up to its first drop."""
-    return replace(regime, epochs=regime.drops[0][0], drops=())
 
 
 def warmed_up(recipe: Recipe, epochs: Epochs) -> Recipe:

@@ -3,10 +3,10 @@
 import errno
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -77,45 +77,31 @@ def run_study(
         placement = Placement(executor.prepare(out, where), max(1, jobs))
         remove_leftovers(out, owned=(NAME,))
         write_study(held_part(study, cells, read_study(out)), out)
-        return run_cells(cells, out, executor if jobs else None, placement, where, on_event)
+        runner = CellRunner(out, executor if jobs else None, placement, where, on_event)
+        return runner.run(cells)
 
 
 def _check_recipe(cell: Cell, out: Path) -> None:
-    """Refuse a folder that holds a run of another recipe; a damaged one concerns its cell only."""
+    """Refuse a folder that holds a run of another recipe."""
     folder = cell.folder(out)
     if not (folder / "run.json").exists():
         return
     try:
         header = read_header(folder)
-    except InputError:
+    except InputError:  # a damaged file concerns this cell only, which will report it
         return
     if fields := cell.recipe.differences(header["recipe"]):
-        raise InputError(
-            "out",
-            f"{folder} belongs to another recipe ({', '.join(fields)} differ)",
-            "choose another folder or delete it",
-        )
-
-
-def run_cells(
-    cells: Sequence[Cell],
-    out: Path,
-    executor: Executor | None,
-    placement: Placement,
-    where: Where,
-    on_event: OnEvent,
-) -> list[Failure]:
-    """Run each cell, the first ones first, as soon as a device has room; return the failed ones.
-
-    Without an executor, they run in this thread. Cells that have ended are only reported. A cell
-    that follows the distances of another run starts when that run has ended; if it diverged or
-    failed, the cell is left out.
-    """
-    return CellRunner(out, executor, placement, where, on_event).run(cells)
+        problem = f"{folder} belongs to another recipe ({', '.join(fields)} differ)"
+        raise InputError("out", problem, "choose another folder or delete it")
 
 
 class CellRunner:
-    """Submits cells to an executor, and decides what follows from their messages."""
+    """Runs cells, the first ones first, as soon as a device has room.
+
+    Without an executor they run in this thread. Cells that have ended are only reported. A cell
+    that follows the distances of another run starts when that run has ended; if it diverged or
+    failed, the cell is left out.
+    """
 
     def __init__(
         self,
@@ -128,6 +114,7 @@ class CellRunner:
         self._out, self._resolved = out, out.resolve()
         self._executor, self._placement, self._where = executor, placement, where
         self._on_event = on_event
+        self._info = cache(find_info)  # a folder is listed, which takes long
         self._mail: SimpleQueue[tuple[Cell, Message]] = SimpleQueue()
         self._waiting: list[Cell] = []
         self._running: dict[Cell, tuple[str, float]] = {}
@@ -149,45 +136,40 @@ class CellRunner:
             else:
                 self._waiting.append(cell)
         self._unfinished = {self._key(cell) for cell in self._waiting}
-        images = {(cell.recipe.data, cell.recipe.image_size) for cell in self._waiting}
-        shapes = {image: find_info(*image).shape for image in images}
         while self._waiting or self._running:
-            self._start_waiting(shapes)
+            self._start_waiting()
             self._wait_for_a_job()
         if cells and len(self._refused) == len(cells) and len(set(map(str, self._refused))) == 1:
             raise self._refused[0]
         return self._failures
 
-    def _start_waiting(self, shapes: Mapping[tuple[str, int | None], Sequence[int]]) -> None:
+    def _start_waiting(self) -> None:
         """Start the waiting cells for which a device has room, in their order."""
         waiting, self._waiting = self._waiting, []
-        for number, cell in enumerate(waiting):
-            if self._placement.full:
-                self._waiting += waiting[number:]
-                return
-            recipe = cell.recipe
-            if recipe.reference in self._unusable:
-                why = self._unusable[recipe.reference]
+        for cell in waiting:
+            reference = cell.recipe.reference
+            if reference in self._unusable:
+                why = self._unusable[reference]
                 warnings.warn(
                     f"{cell.name} is left out: the run that it follows {why}", stacklevel=2
                 )
-                continue
-            micro = self._where.micro
-            if not (micro and recipe.ghost and recipe.batch > micro):
-                micro = None
-            share = gpu_share(micro or recipe.batch, shapes[recipe.data, recipe.image_size])
-            if self._where.ranks > 1:
-                share = 1.0
-            device = None if recipe.reference in self._unfinished else self._placement.take(share)
-            if device is None:
+            elif reference in self._unfinished or (job := self._place(cell)) is None:
                 self._waiting.append(cell)
-                continue
-            self._running[cell] = device, share
-            where = replace(self._where, device=device, micro=micro)
-            alone = self._deaths[cell] > 0
-            folder = cell.folder(self._out)
-            job = Job(cell.name, recipe, folder, where, share, alone, cell.evaluations)
-            self._start(cell, job)
+            else:
+                self._start(cell, job)
+
+    def _place(self, cell: Cell) -> Job | None:
+        """Return the job of a cell on a device, or None if no device has room."""
+        recipe, micro = cell.recipe, self._where.micro_of(cell.recipe)
+        shape = self._info(recipe.data, recipe.image_size).shape
+        share = 1.0 if self._where.ranks > 1 else gpu_share(micro or recipe.batch, shape)
+        device = self._placement.take(share)
+        if device is None:
+            return None
+        self._running[cell] = device, share
+        where = replace(self._where, device=device, micro=micro)
+        folder, alone = cell.folder(self._out), self._deaths[cell] > 0
+        return Job(cell.name, recipe, folder, where, share, alone, cell.evaluations)
 
     def _start(self, cell: Cell, job: Job) -> None:
         """Submit a job; without an executor, run it in this thread to its end."""
@@ -223,10 +205,8 @@ class CellRunner:
             self._deaths[cell] += 1
             if (deaths := self._deaths[cell]) < ATTEMPTS:
                 self._waiting.append(cell)
-                line = (
-                    f"{error}; a new one will continue its run (attempt {deaths + 1} of {ATTEMPTS})"
-                )
-                warnings.warn(line, stacklevel=2)
+                attempt = f"attempt {deaths + 1} of {ATTEMPTS}"
+                warnings.warn(f"{error}; a new one will continue its run ({attempt})", stacklevel=2)
                 return
             reason = f"its worker died {deaths} times, the last time by {error.how}"
         elif isinstance(error, InputError):
@@ -253,7 +233,7 @@ class CellRunner:
 
 
 def read_ended(folder: Path) -> Summary | None:
-    """Return the summary of a run that has ended; None if a file must be rebuilt, which runs do."""
+    """Return the summary of a run that has ended; None if it has not, or must rebuild a file."""
     try:
         read_header(folder)
     except (InputError, OSError):

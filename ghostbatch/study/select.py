@@ -12,12 +12,12 @@ from ghostbatch.errors import InputError
 from ghostbatch.nn import find_model
 from ghostbatch.optim import Epochs
 from ghostbatch.recipe import Precision, Recipe
-from ghostbatch.study.declare import Cell, Row, Study
+from ghostbatch.study.declare import Cell, Study
 from ghostbatch.study.rows import warmed_up
 
 
 def scaled(study: Study, scale: float) -> Study:
-    """Return the study with all epochs of all columns, drops and warm-up too, times ``scale``."""
+    """Return the study with all times of all columns' regimes multiplied by ``scale``."""
     if not (isfinite(scale) and scale > 0):
         raise InputError("scale", f"{scale:g} is not above 0", "use 0.1, for example")
     stretched = _each(study, lambda r: replace(r, regime=r.regime.stretched(scale)))
@@ -41,7 +41,7 @@ def on_data(study: Study, data: str) -> Study:
 
 
 def held_out(study: Study, images: int) -> Study:
-    """Return the study with so many training images kept aside, and evaluated on these."""
+    """Return the study with ``images`` training images kept aside, and evaluated on these."""
     return _each(study, lambda r: replace(r, holdout=images))
 
 
@@ -57,19 +57,18 @@ def with_warmup(study: Study, epochs: Epochs) -> Study:
 
 def _each(study: Study, change: Callable[[Recipe], Recipe]) -> Study:
     """Return the study with every recipe changed."""
-
-    def changed(row: Row) -> Row:
-        return replace(row, columns={name: change(r) for name, r in row.columns.items()})
-
     instruments = tuple(
         replace(each, recipe=each.recipe and change(each.recipe)) for each in study.instruments
     )
-    rows = {name: changed(row) for name, row in study.rows.items()}
+    rows = {
+        name: replace(row, columns={column: change(r) for column, r in row.columns.items()})
+        for name, row in study.rows.items()
+    }
     return replace(study, rows=rows, instruments=instruments)
 
 
 def check_networks(cells: Iterable[Cell]) -> None:
-    """Refuse a data set for which a cell's network cannot be built: its images are too small, say.
+    """Refuse a data set that does not fit a cell's network, for example with too small images.
 
     Networks are built without memory for their weights.
     """

@@ -1,25 +1,21 @@
 """The worker process of a study: reads pickled jobs from stdin, writes their events to stdout.
 
 `ghostbatch.study.local` starts it. Each job runs in a thread, so that several can share a GPU. At
-SIGTERM all of them save a checkpoint and end. The process ends when its stdin closes. The study
-holds the other end, so its workers end with it, even after kill -9; on Linux the kernel sees to
-that at once, also while they import. The jobs that were running continue from their checkpoints
-next time.
+SIGTERM all of them save a checkpoint and end. The process ends when its stdin closes, and so with
+the study that holds the other end, even after kill -9. Under torchrun it is one rank of one job,
+which is its argument, and the first rank writes the events.
 
-Under torchrun it is one rank of one job, which is its argument; the first rank writes the events.
-
-What threads share, and what is done about it:
+What threads share:
 
 - PyTorch's default generators: see `can_share_process`.
-- Signals reach the main thread only: it sets a flag that runs ask for (``should_stop``).
-- cuDNN's flags, and the default number of threads: every run sets the same and restores the same,
-  since this process begins with them (`cudnn_choice` below, OMP_NUM_THREADS).
+- Signals reach the main thread only, which sets a flag that runs ask for (``should_stop``).
+- cuDNN's flags and the number of threads: every run sets and restores the values with which this
+  process begins (`cudnn_choice` below, OMP_NUM_THREADS).
 - A GPU: captures of graphs, `empty_cache` and the building of networks take turns (`PROCESS`), and
   each job has its stream.
 - Filters of warnings: after two threads have ignored warnings at the same time (`read_checkpoint`),
   later ones may be lost. No number depends on them.
-- Caches of kernels (`ops`, Triton) hold nothing that depends on a run. A backend that breaks in one
-  run is replaced in all (`ops.backends.select`).
+- Kernels: a backend that breaks in one run is replaced in all (`ops.backends.select`).
 - A crash of the process ends all of its jobs. Each continues in a worker of its own.
 """
 
@@ -49,9 +45,6 @@ from ghostbatch.train.device import PROCESS, cudnn_choice
 Reply = Callable[[int, Event | LogLine | Exception], None]
 """Sends a message about the job of a number."""
 
-Streams = list[Any]
-"""CUDA streams that no job uses."""
-
 
 def main() -> None:
     """Run jobs until stdin closes or SIGTERM comes."""
@@ -63,7 +56,8 @@ def main() -> None:
     for job in ranked:
         jobs.put((0, job))
     Thread(target=_listen, args=(jobs,), daemon=True).start()
-    stop, threads, streams = Flag(), [], Streams()
+    stop, threads = Flag(), []
+    streams: list[Any] = []  # CUDA streams that no job uses
 
     def work(number: int, job: Job) -> None:
         _run(number, job, reply, stop, streams)
@@ -96,8 +90,8 @@ def _open_replies() -> Reply:
     return reply
 
 
-def _run(number: int, job: Job, reply: Reply, stop: Flag, streams: Streams) -> None:
-    """Run a job, and reply with its records, and its summary or what it was refused for."""
+def _run(number: int, job: Job, reply: Reply, stop: Flag, streams: list[Any]) -> None:
+    """Run a job; reply with its records, and then with its summary or the error that it raised."""
     try:
         with _own_stream(job, streams):
             summary = job.run(lambda record: reply(number, record), stop.is_set)
@@ -117,7 +111,7 @@ def _run(number: int, job: Job, reply: Reply, stop: Flag, streams: Streams) -> N
 
 
 def _release(error: Exception) -> None:
-    """Free what the frames of an error hold: after a lack of memory, the memory of its job."""
+    """Free what the frames of an error hold, such as the memory of a job that ran out of it."""
     for each in (error, error.__cause__, error.__context__):
         if each is not None:
             traceback.clear_frames(each.__traceback__)
@@ -127,10 +121,10 @@ def _release(error: Exception) -> None:
 
 
 @contextmanager
-def _own_stream(job: Job, streams: Streams) -> Iterator[None]:
-    """On a GPU, run in a stream that no other job uses; in the end give its memory back.
+def _own_stream(job: Job, streams: list[Any]) -> Iterator[None]:
+    """On a GPU, run in a stream that no other job uses; at the end give its memory back.
 
-    A rank has its process to itself, and needs none.
+    A rank needs none, since it has its process to itself.
     """
     device = find_device(job.where.device)
     if device.type != "cuda" or job.where.ranks > 1:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ghostbatch.diagnostics import fit_diffusion, log_spaced
-from ghostbatch.diagnostics.bootstrap import AR1Estimator, LeastSquares
+from ghostbatch.diagnostics.bootstrap import LeastSquares
 from ghostbatch.errors import InputError
 
 T = np.array(log_spaced(20_000, per_decade=12), dtype=float)
@@ -153,7 +153,7 @@ def test_phi_and_the_errors_are_nearly_unbiased_where_plain_residuals_are_not():
     line = LeastSquares.on(np.stack([np.ones_like(T), np.log(T)], axis=1))
     noise = np.stack([ar1_noise(0.7, seed) for seed in range(2000)])
     left = line.residuals(noise)
-    phi = AR1Estimator(line).phi(left).mean()
+    phi = line.phi(left).mean()
     plain = ((left[:, 1:] * left[:, :-1]).sum(1) / (left**2).sum(1)).mean()
     assert abs(phi - 0.7) < 0.04
     assert plain < 0.62

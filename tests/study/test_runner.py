@@ -24,7 +24,7 @@ from ghostbatch.study import (
 )
 from ghostbatch.study.executor import Job
 from ghostbatch.study.placement import Placement
-from ghostbatch.study.runner import run_cells
+from ghostbatch.study.runner import CellRunner
 from ghostbatch.train import Record, Summary, read_records
 
 
@@ -44,10 +44,10 @@ def drive(tmp_path):
 
     def call(cells, executor, devices=("cpu",), jobs=2, **where):
         events = []
-        run_cells(
-            *(cells, tmp_path, executor, Placement(devices, jobs), Where(**where)),
+        CellRunner(
+            *(tmp_path, executor, Placement(devices, jobs), Where(**where)),
             lambda cell, event: events.append((cell.name, type(event).__name__, get_ident())),
-        )
+        ).run(cells)
         return events
 
     return call
@@ -154,10 +154,10 @@ def fail_at(tmp_path):
 
     def call(cells, error):
         executor, events = FakeExecutor(error), []
-        failures = run_cells(
-            *(cells, tmp_path, executor, Placement(["cpu"], 1), Where()),
+        failures = CellRunner(
+            *(tmp_path, executor, Placement(["cpu"], 1), Where()),
             lambda cell, event: events.append((cell.column, type(event).__name__)),
-        )
+        ).run(cells)
         return failures, events, [job.name.split()[1] for job in executor.jobs]
 
     return call
@@ -278,7 +278,7 @@ def test_a_follower_is_submitted_when_its_reference_has_ended(tmp_path):
         if isinstance(event, Summary):
             ended_before[cell.column] = len(executor.jobs)
 
-    run_cells(cells, tmp_path, executor, Placement(["cpu"], 8), Where(), note)
+    CellRunner(tmp_path, executor, Placement(["cpu"], 8), Where(), note).run(cells)
     assert ended_before == {"SB": 1, "by distance": 2}
 
 
