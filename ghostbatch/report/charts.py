@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 
 from ghostbatch.report.drawing import HOVER, NAME, Data
-from ghostbatch.report.grid import Grid
+from ghostbatch.report.table import Table
 
 COLOURS = {"SB": "#7f8794", "LB": "#d1495b", "+LR": "#dd8a00", "+GBN": "#3b8fd4", "+RA": "#2a9d6f"}
 OTHERS = (
@@ -72,7 +72,7 @@ class Plot:
     chart: dict[str, Any]
     """The declaration in Vega-Lite, without title and values."""
     data: Data
-    fits: Grid | None = None
+    fits: Table | None = None
     subtitle: str = ""
 
     @property

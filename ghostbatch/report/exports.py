@@ -9,9 +9,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from ghostbatch.report.entries import Entry, entries_of
-from ghostbatch.report.grid import by_columns, row_grid
 from ghostbatch.report.runs import Results, Run
-from ghostbatch.report.table import show_spread
+from ghostbatch.report.table import by_columns, row_table, show_spread
 
 RUN_FIELDS = (
     *("accuracy", "recalibrated_accuracy", "ema_accuracy", "loss", "updates", "epochs"),
@@ -23,8 +22,8 @@ def to_markdown(results: Results) -> str:
     """Return the table of each row."""
     parts = []
     for row, entries in entries_of(results).items():
-        grid = row_grid(entries)
-        lines = [grid.headers, ("---", *["---:"] * (len(grid.headers) - 1)), *grid.lines]
+        table = row_table(entries)
+        lines = [table.headers, ("---", *["---:"] * (len(table.headers) - 1)), *table.lines]
         parts.append(f"### {_escape_markdown(row)}\n")
         parts += ["| " + " | ".join(map(_escape_markdown, line)) + " |" for line in lines]
         parts.append("")
@@ -82,10 +81,9 @@ def _latex_cell(entry: Entry, notes: dict[str, str]) -> str:
     for mark in entry.marks:
         notes.setdefault(mark, str(len(notes) + 1))
     letters = ",".join(notes[mark] for mark in entry.marks)
-    text = (
-        show_spread([*entry.accuracies.values()], 2).replace("±", "\\pm").replace("–", "\\text{--}")
-    )
-    return f"${text}" + (f"^{{{letters}}}$" if letters else "$")
+    text = show_spread(entry.accuracies.values(), 2)
+    text = text.replace("±", "\\pm").replace("–", "\\text{--}")
+    return f"${text}^{{{letters}}}$" if letters else f"${text}$"
 
 
 def _escape_latex(text: str) -> str:
@@ -106,7 +104,7 @@ def to_csv(results: Results) -> str:
         _run_data(run, row, entry)
         for row, entries in entries_of(results).items()
         for entry in entries
-        for run in (entry.group.runs if entry.group else [])
+        for run in entry.group.runs
     ]
     writer = csv.DictWriter(text, list(lines[0]) if lines else ["row"], lineterminator="\n")
     writer.writeheader()
@@ -142,7 +140,7 @@ def to_json(results: Results) -> str:
 
 
 def _entry_data(row: str, entry: Entry) -> dict[str, Any]:
-    runs, values = entry.group.runs if entry.group else [], [*entry.accuracies.values()]
+    values = entry.accuracies.values()
     dropped = ("row", "column", "paper", "marks")
     return {
         "accuracy": mean(values) if values else None,
@@ -158,7 +156,7 @@ def _entry_data(row: str, entry: Entry) -> dict[str, Any]:
                 for name, value in _run_data(run, row, entry).items()
                 if name not in dropped
             }
-            for run in runs
+            for run in entry.group.runs
         ],
     }
 

@@ -13,10 +13,10 @@ from ghostbatch.errors import check_choice
 from ghostbatch.report.charts import Plot, axis, layered, markers, rounded, ticks
 from ghostbatch.report.curves import add_lines, curves_of
 from ghostbatch.report.drawing import Data
-from ghostbatch.report.grid import Grid
 from ghostbatch.report.growth import Growth, fit_growth
 from ghostbatch.report.longer import accuracy_by_distance, gain_at_drop
 from ghostbatch.report.runs import Group, Results
+from ghostbatch.report.table import Table
 from ghostbatch.report.targets import time_to_accuracy
 from ghostbatch.study import Row
 
@@ -138,9 +138,9 @@ def _distance_chart(names: tuple[str, ...]) -> dict[str, Any]:
     return layered("column", names, x, y, tooltip, layers, mouse=TRAINED)
 
 
-def _fit_table(fits: Sequence[Growth]) -> Grid | None:
+def _fit_table(fits: Sequence[Growth]) -> Table | None:
     lines = [(fit.column, fit.slope, fit.exponent, fit.mean.finding) for fit in fits]
-    return Grid(("", "slope b", "exponent p", "law"), lines) if lines else None
+    return Table(("", "slope b", "exponent p", "law"), lines) if lines else None
 
 
 _OPEN_RUNS = "Thin lines are single runs that have not finished or have diverged. "

@@ -14,9 +14,8 @@ from ghostbatch.diagnostics import RandomPotential, fit_diffusion
 from ghostbatch.errors import InputError
 from ghostbatch.report.charts import OTHERS, Plot, axis, declared, layered, markers, rounded, ticks
 from ghostbatch.report.drawing import NAME, Data
-from ghostbatch.report.grid import Grid
 from ghostbatch.report.runs import Results
-from ghostbatch.report.table import show_spread
+from ghostbatch.report.table import Table, show_spread
 from ghostbatch.study import Study
 
 BINS = (10, 20, 50)
@@ -89,7 +88,7 @@ def _walk(found: dict[str, Any], _: Study) -> list[Plot]:
         "Dashed lines are fits from step 10 on: d = a + b (ln t)^p, or d = a + b sqrt t if AIC "
         "prefers sqrt t to ln t."
     )
-    table = Grid(("", "exponent p", "95 % interval", "law"), lines)
+    table = Table(("", "exponent p", "95 % interval", "law"), lines)
     return [Plot("walk", "Walkers on a rough and on a flat line", caption, chart, data, table)]
 
 
@@ -142,7 +141,7 @@ def _separable(found: dict[str, Any], _: Study) -> list[Plot]:
 
         chart = layered("draw", names, x, y, tooltip, layers)
         headers = ("", "limit", "gap x ln t", "gap x |w| / |w_hat|", "t^-s")
-        table = Grid(headers, lines) if field == "product" else None
+        table = Table(headers, lines) if field == "product" else None
         name = {"length": "separable-distance", "product": "separable-gap"}[field]
         plots.append(Plot(name, title, caption, chart, data, table))
     return plots
@@ -193,7 +192,7 @@ def _potential(found: dict[str, Any], _: Study) -> list[Plot]:
         )
         for part in by_radius(scan)
     ]
-    table = Grid(("up to distance", "alpha", "alpha, trend removed"), lines)
+    table = Table(("up to distance", "alpha", "alpha, trend removed"), lines)
     return [Plot("potential", "The random potential", caption, declared(panels), data, table)]
 
 
@@ -249,7 +248,7 @@ def _sharpness_of_row(row: str, columns: dict[str, list[dict[str, Any]]]) -> Plo
 
     tooltip = [("column", "column", ""), ("eigenvalue", _PLAIN, ".4~g"), ("relative", _OWN, ".4~g")]
     chart = layered("column", names, x, y, tooltip, layers, mouse=_POSITIVE)
-    table = Grid(("", _PLAIN, _OWN, "rate x eigenvalue", "seeds"), lines)
+    table = Table(("", _PLAIN, _OWN, "rate x eigenvalue", "seeds"), lines)
     name = re.sub(r"[^\w.+-]+", "-", f"sharpness-{row}")
     return Plot(name, "Sharpness at the end", caption, chart, data, table, subtitle=row)
 

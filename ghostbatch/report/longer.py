@@ -11,9 +11,9 @@ from ghostbatch.errors import InputError
 from ghostbatch.report.charts import Plot, axis, layered, markers, rounded
 from ghostbatch.report.drawing import Data
 from ghostbatch.report.entries import Gap, paired_gap, show_gap
-from ghostbatch.report.grid import Grid
 from ghostbatch.report.growth import first_phase_end
 from ghostbatch.report.runs import Group, Run
+from ghostbatch.report.table import Table
 
 WHO = (("column", "column", ""), ("run", "run", ""))
 BEFORE, AFTER = "end of the first phase", "end of training"
@@ -25,8 +25,8 @@ def accuracy_by_distance(groups: list[Group], _curves: Data) -> Plot | None:
     data: Data = {name: [] for name in ("column", "run", "distance", "accuracy", *_ENDS)}
     lengths, ends = [], []
     for group in groups:
-        distances = group.over_seeds(lambda s: s.distance)
-        accuracies = group.over_seeds(lambda s: s.accuracy)
+        distances = [*group.ends("distance").values()]
+        accuracies = [*group.ends("accuracy").values()]
         lengths += [float(np.log2(group.runs[0].plan.drop_updates[0]))] * len(accuracies)
         ends += accuracies
         _add_points(data, group, distances, accuracies)
@@ -83,12 +83,12 @@ def _add_points(
             data[name].append(value if value is None else rounded([value])[0])
 
 
-def _doubling(lengths: np.ndarray, ends: np.ndarray) -> Grid | None:
+def _doubling(lengths: np.ndarray, ends: np.ndarray) -> Table | None:
     if len(set(lengths.tolist())) < 2:
         return None
     slope, (low, high) = slope_with_interval(lengths, ends)
     line = ("doubling the first phase", f"{slope:+.2f} points", f"[{low:+.2f}, {high:+.2f}]")
-    return Grid(("", "accuracy", "95 % bootstrap interval"), [line])
+    return Table(("", "accuracy", "95 % bootstrap interval"), [line])
 
 
 def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
@@ -109,7 +109,7 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
             for seed, curve in curves.items()
             if curve[0] and curve[0][0] <= length / epoch
         }
-        ends = {run.seed: run.summary.accuracy for run in group.finished if run.summary}
+        ends = group.ends("accuracy")
         for when, values in ((BEFORE, before), (AFTER, ends)):
             data["when"] += [when] * len(values)
             data["column"] += [group.column] * len(values)
@@ -146,7 +146,7 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
         "means. The slope is that of validation accuracy over the last half of the first phase, in "
         "points per epoch; intervals are Student's at 95 %, of the gain over seeds."
     )
-    table = Grid(("", "first phase", "slope before the drop", "gain to the end"), lines)
+    table = Table(("", "first phase", "slope before the drop", "gain to the end"), lines)
     return Plot("gain-at-drop", "The gain at the drop", caption, chart, data, fits=table)
 
 

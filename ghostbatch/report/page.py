@@ -3,6 +3,7 @@
 import csv
 import io
 import shlex
+from dataclasses import replace
 from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
@@ -16,10 +17,16 @@ from ghostbatch.report.charts import Plot
 from ghostbatch.report.drawing import Data, VegaScript, draw_files
 from ghostbatch.report.entries import Entry, entries_of
 from ghostbatch.report.figures import row_figures
-from ghostbatch.report.grid import by_columns, overview, row_grid
 from ghostbatch.report.instruments import instrument_figures
 from ghostbatch.report.runs import Results, read_results
-from ghostbatch.report.table import Table, show_rates, tables_of
+from ghostbatch.report.table import (
+    Table,
+    by_columns,
+    overview,
+    row_table,
+    show_rates,
+    tables_of,
+)
 from ghostbatch.report.targets import target_figures
 from ghostbatch.train import Record
 
@@ -46,12 +53,8 @@ def write_report(folder: Path, figures: bool = False) -> tuple[Path, list[Table]
     target = folder / "report.html"
     with atomic_file(target) as file:
         file.write(content.encode())
-    return target, [*tables_of(results), *_fits(measured)]
-
-
-def _fits(plots: list[Plot]) -> list[Table]:
-    """Return the tables beside the figures of targets and instruments."""
-    return [Table(p.title, p.fits.lines, [], p.fits.headers) for p in plots if p.fits]
+    fits = [replace(plot.fits, title=plot.title) for plot in measured if plot.fits]
+    return target, [*tables_of(results), *fits]
 
 
 def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str:
@@ -73,7 +76,7 @@ def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str
         version=__version__,
         study=results.study,
         overviews=[overview(group) for group in by_columns(rows) if len(group) > 1],
-        rows={row: (row_grid(entries), entries) for row, entries in rows.items()},
+        rows={row: (row_table(entries), entries) for row, entries in rows.items()},
         notes={name: row.note for name, row in results.study.rows.items() if row.note},
         unreadable=[
             f"{row} {line}".strip() for row, lines in results.unreadable.items() for line in lines
@@ -105,7 +108,7 @@ def _distinct(tables: list[Data]) -> tuple[list[Data], list[int]]:
 
 def _details(entry: Entry, folder: Path) -> dict[str, Any]:
     """Return the recipe of an entry, and what each of its runs cost and ran on."""
-    runs = entry.group.runs if entry.group else []
+    runs = entry.group.runs
     recipe = {name: value for name, value in entry.recipe.as_dict().items() if name != "seed"}
     return {
         "recipe": {name: "–" if value is None else value for name, value in recipe.items()},

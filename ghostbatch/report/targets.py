@@ -10,9 +10,8 @@ import altair as alt
 
 from ghostbatch.report.charts import Plot, axis, layered, markers, rounded, ticks
 from ghostbatch.report.drawing import Data
-from ghostbatch.report.grid import Grid
 from ghostbatch.report.runs import Group, Results, Run
-from ghostbatch.report.table import show_spread
+from ghostbatch.report.table import Table, show_spread
 from ghostbatch.train import Record
 
 BELOW = 10
@@ -60,7 +59,7 @@ def time_to_accuracy(groups: list[Group], _curves: Data) -> Plot | None:
     if not groups:
         return None
     first = groups[0].column
-    target = mean(groups[0].over_seeds(lambda s: s.accuracy))
+    target = mean(groups[0].ends("accuracy").values())
     data: Data = {name: [] for name in ("column", "seconds", "images", "accuracy", "target")}
     for group in groups:
         _add_curve(data, group, target if group is groups[0] else None)
@@ -78,7 +77,7 @@ def time_to_accuracy(groups: list[Group], _curves: Data) -> Plot | None:
         "those of the run times the share of its updates that were done, so the time of "
         "evaluations is spread evenly; runs that shared a device took longer than alone."
     )
-    table = Grid(
+    table = Table(
         ("", f"seeds that reach {target:.2f} %", "updates", "images", "seconds, about"),
         [_time_line(group, target) for group in groups],
     )
@@ -218,7 +217,7 @@ def _perfect(point: Point, points: Sequence[Point]) -> float:
     return mean(start.updates) * start.batch / point.batch
 
 
-def _table(results: Results, points: Sequence[Point]) -> Grid:
+def _table(results: Results, points: Sequence[Point]) -> Table:
     """Return a line for each norm and batch, with the updates to each target."""
     targets = results.study.targets
     found = {(point.norm, point.batch, point.target): point for point in points}
@@ -235,4 +234,4 @@ def _table(results: Results, points: Sequence[Point]) -> Grid:
             factor = mean(point.updates) / _perfect(point, points)
             texts.append(f"{show_spread(point.updates, 0)} ({factor:.2f} x; {point.row})")
         lines.append((norm, f"{batch:,}", *texts))
-    return Grid(("", "batch", *(f"{target:g} %" for target in targets)), lines)
+    return Table(("", "batch", *(f"{target:g} %" for target in targets)), lines)
