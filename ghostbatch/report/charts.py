@@ -5,6 +5,7 @@ and PNG files are drawn from the same one without the layer for the mouse. Colou
 are "currentColor": the page's text colour, and black in a file.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
@@ -211,3 +212,26 @@ def rounded(values: Iterable[float]) -> list[float]:
     [0.12346, 98765.0, 0.0]
     """
     return [float(f"{value:.5g}") for value in values]
+
+
+def data_of(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Data:
+    """Return rows of values as columns, in which floats have five significant digits.
+
+    >>> data_of(("column", "error"), [("SB", 0.123456789), ("LB", None)])
+    {'column': ['SB', 'LB'], 'error': [0.12346, None]}
+    """
+    return {
+        name: [rounded([row[i]])[0] if isinstance(row[i], float) else row[i] for row in rows]
+        for i, name in enumerate(names)
+    }
+
+
+def dashed(base: alt.Chart) -> alt.Chart:
+    """Return dashed lines, such as fits."""
+    lines: alt.Chart = base.mark_line(strokeDash=[5, 4], strokeWidth=1.4, stroke="currentColor")
+    return lines
+
+
+def file_name(text: str) -> str:
+    """Return a text with a hyphen for each run of characters that stay out of file names."""
+    return re.sub(r"[^\w.+-]+", "-", text)
