@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ghostbatch.cli.about import about_all, about_one
-from ghostbatch.cli.flags import parse, print_help, take_name
+from ghostbatch.cli.flags import parse_words, print_help, take_name
 from ghostbatch.cli.words import sort_words
 from ghostbatch.data import find_info
 from ghostbatch.optim import Rule
@@ -44,7 +44,7 @@ def command(argv: Sequence[str]) -> None:
         print_help(PlanOptions, "plan RECIPE", about_all(does, "RECIPE", RECIPES, example))
     recipe = find_recipe(name)
     about = about_one(does, name, RECIPES)
-    options = parse(PlanOptions, words.flags, f"plan {name}", about=about)
+    options = parse_words(PlanOptions, words, f"plan {name}", about=about)
     ghost = options.ghost and find_ghost(options.ghost, recipe, options.batch)
     adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold, options.reference)
     samples = find_info(recipe.data).samples

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from ghostbatch.cli import fail
 from ghostbatch.cli.about import about_all, about_one
 from ghostbatch.cli.default_out import folder_of_study
-from ghostbatch.cli.flags import cores, parse, print_help, take_name
+from ghostbatch.cli.flags import cores, parse_words, print_help, take_name
 from ghostbatch.cli.notices import say
 from ghostbatch.cli.plan import find_ghost
 from ghostbatch.cli.report import print_report
@@ -159,6 +159,7 @@ def _read(argv: Sequence[str]) -> tuple[Study, Path, StudyOptions]:
     words = sort_words(ColumnsOptions, argv, "study")
     if words.names[:1] == ["columns"]:
         return _read_columns(words)
+    words = sort_words(StudyOptions, argv, "study")
     name = take_name(words, "study", STUDIES)
     does = StudyOptions.__doc__
     if name is None:
@@ -171,14 +172,14 @@ def _read(argv: Sequence[str]) -> tuple[Study, Path, StudyOptions]:
     held = [f"Rows: {', '.join(study.rows)}."] if len(study.rows) > 1 else []
     held += [f"Columns: {', '.join(study.columns)}."] if study.rows else []
     about = about_one(does, name, STUDIES, *held)
-    options = parse(StudyOptions, words.flags, f"study {name}", about=about)
+    options = parse_words(StudyOptions, words, f"study {name}", about=about)
     return _select(study, name, {}, options)
 
 
 def _read_columns(words: Words) -> tuple[Study, Path, StudyOptions]:
     """Return what `_read` does, for the five columns of a recipe."""
-    rest = replace(words, names=words.names[1:])
-    name = take_name(rest, "recipe", RECIPES)
+    del words.names[0]
+    name = take_name(words, "recipe", RECIPES)
     does = ColumnsOptions.__doc__
     if name is None:
         example = "For example: ghostbatch study columns f1-digits --batch 1024 --ghost 32"
@@ -187,7 +188,7 @@ def _read_columns(words: Words) -> tuple[Study, Path, StudyOptions]:
     recipe = find_recipe(name)
     what, *_ = (RECIPES[name].__doc__ or "").splitlines()
     about = about_one(does, "columns", {"columns": columns}, f"{name}: {what}")
-    options = parse(ColumnsOptions, words.flags, f"study columns {name}", about=about)
+    options = parse_words(ColumnsOptions, words, f"study columns {name}", about=about)
     ghost = find_ghost(options.ghost, recipe, options.batch)
     sizes = {"batch": options.batch, "ghost": ghost}
     return _select(columns(name, **sizes), f"columns-{name}", sizes, options)
