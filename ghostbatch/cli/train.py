@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from ghostbatch.cli import DIVERGED, is_first_rank
+from ghostbatch.cli import DIVERGED
 from ghostbatch.cli.about import about_all, about_one
 from ghostbatch.cli.default_out import folder_of, folder_of_repeat
 from ghostbatch.cli.flags import cores, parse_words, print_help, take_name
+from ghostbatch.cli.notices import is_first_rank
 from ghostbatch.cli.words import Words, sort_words
 from ghostbatch.data import BAD_IMAGE_LIMIT, OnBadImage, find_info, is_folder
 from ghostbatch.errors import InputError
@@ -149,11 +150,11 @@ def _read(argv: Sequence[str]) -> tuple[TrainOptions, Path, str]:
     name = take_name(words, "recipe", RECIPES)
     recipe = find_recipe(name or "f1-digits")
     default = _defaults(recipe, RunOptions(), words)
-    does = TrainOptions.__doc__
     if name is None:
         more = "The defaults below are those of f1-digits; name another recipe to see its own."
-        print_help(TrainOptions, "train RECIPE", about_all(does, "RECIPE", RECIPES, more), default)
-    about = about_one(does, name, RECIPES)
+        about = about_all(TrainOptions, "RECIPE", RECIPES, more)
+        print_help(TrainOptions, "train RECIPE", about, default)
+    about = about_one(TrainOptions, name, RECIPES)
     options = parse_words(TrainOptions, words, f"train {name}", default, about)
     return options, options.run.out or folder_of(name, recipe, options.recipe), name
 

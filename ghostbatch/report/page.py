@@ -134,20 +134,18 @@ def _path(run: Path, folder: Path) -> str:
 
 
 def _write_records(results: Results, target: Path) -> None:
-    """Write the records that the figures are made from as CSV."""
+    """Write the records that the figures are made from as CSV, if there are any runs."""
+    if not results.rows:
+        return
     names = list(Record.__dataclass_fields__)
     values_of = attrgetter(*names)
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(["row", "column", "seed", *names])
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "column", "seed", *names])
     for row, groups in results.rows.items():
         for group in groups:
             for run in group.runs:
-                start = io.StringIO()
-                csv.writer(start, lineterminator=",").writerow([row, group.column, run.seed])
-                first = start.getvalue()
-                for record in run.records.shown:
-                    values = ",".join(map(str, values_of(record))).replace("None", "")
-                    text.write(f"{first}{values}\n")
-    if results.rows:
-        with atomic_file(target) as file:
-            file.write(text.getvalue().encode())
+                place = (row, group.column, run.seed)
+                writer.writerows((*place, *values_of(record)) for record in run.records.shown)
+    with atomic_file(target) as file:
+        file.write(text.getvalue().encode())

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import ClassVar
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 
@@ -254,25 +254,25 @@ def instrument_progress(name: str, bars: Progress) -> Callable[[int, int], None]
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """Print a study's tables."""
+    """Print a study's tables with their notes."""
     for table in tables:
-        grid = make_grid(table.title, gap=1)  # so that it fits into 80 columns
-        for header in table.headers:
-            grid.add_column(header, justify="left" if not header else "right")
-        for line in table.lines:
-            grid.add_row(*line)
-        print_grid(grid, console)
+        print_table(table, console, justify="right")
         for note in table.notes:
             console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def make_grid(title: str, *headers: str, gap: int = 2) -> Grid:
-    """Return a table without lines, with ``gap`` spaces between columns, for `print_grid`."""
-    return Grid(*headers, title=title, title_justify="left", box=None, padding=(0, gap, 0, 0))
+def print_table(
+    table: Table, console: Console, gap: int = 1, justify: JustifyMethod = "left"
+) -> None:
+    """Print a table, ``gap`` spaces between columns; the first column is always on the left.
 
-
-def print_grid(grid: Grid, console: Console) -> None:
-    """Print a table at its own width: no number is cut or wrapped, however narrow the terminal."""
+    The table has its own width: no number is cut or wrapped, however narrow the terminal.
+    """
+    grid = Grid(title=table.title, title_justify="left", box=None, padding=(0, gap, 0, 0))
+    for header in table.headers:
+        grid.add_column(header, justify=justify if header else "left")
+    for line in table.lines:
+        grid.add_row(*line)
     width, console.width = console.width, WIDE
     console.print(grid)
     console.width = width
