@@ -14,7 +14,7 @@ from ghostbatch.report.table import by_columns, row_table, show_spread
 
 RUN_FIELDS = (
     *("accuracy", "recalibrated_accuracy", "ema_accuracy", "loss", "updates", "epochs"),
-    "distance",
+    *("distance", "seconds"),
 )
 
 
@@ -101,7 +101,8 @@ def to_csv(results: Results) -> str:
     """Return a line for each run, finished or not."""
     text = io.StringIO()
     lines = [
-        _run_data(run, row, entry)
+        {"row": row, "column": entry.column}
+        | _run_data(run, paper=entry.paper, marks="; ".join(entry.marks))
         for row, entries in entries_of(results).items()
         for entry in entries
         for run in entry.group.runs
@@ -112,13 +113,13 @@ def to_csv(results: Results) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def _run_data(run: Run, row: str, entry: Entry) -> dict[str, Any]:
+def _run_data(run: Run, **more: Any) -> dict[str, Any]:
+    """Return what a run did, ``more``, and its settings and origin."""
     recipe, header = run.plan.recipe, run.header
-    ended = {name: getattr(run.summary, name, None) for name in (*RUN_FIELDS, "seconds")}
     return {
-        **{"row": row, "column": entry.column, "seed": run.seed, "status": run.status},
-        **{name: _finite(value) for name, value in ended.items()},
-        **{"paper": entry.paper, "marks": "; ".join(entry.marks)},
+        **{"seed": run.seed, "status": run.status},
+        **{name: _finite(getattr(run.summary, name, None)) for name in RUN_FIELDS},
+        **more,
         **{"batch": recipe.batch, "ghost": recipe.ghost, "lr": run.plan.regime.lr},
         **{"device": header["device"], "date": run.date, "commit": header.get("commit")},
         **header.get("versions", {}),
@@ -132,32 +133,25 @@ def _finite(value: float | None) -> float | None:
 def to_json(results: Results) -> str:
     """Return one object: the study, and its rows with their columns and runs."""
     rows = {
-        row: {entry.column: _entry_data(row, entry) for entry in entries}
+        row: {entry.column: _entry_data(entry) for entry in entries}
         for row, entries in entries_of(results).items()
     }
     study = {"study": results.study.name, "scale": results.study.scale}
     return json.dumps({**study, "rows": rows}, indent=2)
 
 
-def _entry_data(row: str, entry: Entry) -> dict[str, Any]:
+def _entry_data(entry: Entry) -> dict[str, Any]:
     values = entry.accuracies.values()
-    dropped = ("row", "column", "paper", "marks")
     return {
         "accuracy": mean(values) if values else None,
         "deviation": stdev(values) if len(values) > 1 else None,
         "n": len(values),
-        **{"paper": entry.paper, "difference": entry.difference},
+        "paper": entry.paper,
+        "difference": entry.difference,
         "gap": entry.gap and asdict(entry.gap),
         "marks": entry.marks,
         "recipe": entry.recipe.as_dict(),
-        "runs": [
-            {
-                name: value
-                for name, value in _run_data(run, row, entry).items()
-                if name not in dropped
-            }
-            for run in entry.group.runs
-        ],
+        "runs": [_run_data(run) for run in entry.group.runs],
     }
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -15,7 +14,7 @@ from ghostbatch import __version__
 from ghostbatch.files import atomic_file, remove_leftovers
 from ghostbatch.report.charts import Plot
 from ghostbatch.report.drawing import Data, VegaScript, draw_files
-from ghostbatch.report.entries import Entry, entries_of
+from ghostbatch.report.entries import entries_of
 from ghostbatch.report.figures import row_figures
 from ghostbatch.report.instruments import instrument_figures
 from ghostbatch.report.runs import Results, read_results
@@ -81,11 +80,11 @@ def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str
         unreadable=[
             f"{row} {line}".strip() for row, lines in results.unreadable.items() for line in lines
         ],
-        details=lambda entry: _details(entry, folder),
+        show_rates=show_rates,
+        path_of=lambda run: _path(run.folder, folder),
         plots=plots,
         figures={"figures": figures, "data": data},
-        has_records=bool(results.rows),
-        records=RECORDS,
+        records=RECORDS if results.rows else "",
         style=_text("page.css"),
         behaviour=_text("page.js"),
         vega=vega,
@@ -104,28 +103,6 @@ def _distinct(tables: list[Data]) -> tuple[list[Data], list[int]]:
         if places.setdefault(id(table), len(found)) == len(found):
             found.append(table)
     return found, [places[id(table)] for table in tables]
-
-
-def _details(entry: Entry, folder: Path) -> dict[str, Any]:
-    """Return the recipe of an entry, and what each of its runs cost and ran on."""
-    runs = entry.group.runs
-    recipe = {name: value for name, value in entry.recipe.as_dict().items() if name != "seed"}
-    return {
-        "recipe": {name: "–" if value is None else value for name, value in recipe.items()},
-        "rates": show_rates(runs[0].plan) if runs else "–",
-        "runs": [
-            {
-                "seed": run.seed,
-                "status": run.status,
-                "summary": run.summary,
-                "recalibrated": entry.recalibrated.get(run.seed),
-                "date": run.date,
-                "header": {"versions": {}, "commit": None, **run.header},
-                "command": f"ghostbatch train --from {_path(run.folder, folder)}",
-            }
-            for run in runs
-        ],
-    }
 
 
 def _path(run: Path, folder: Path) -> str:
