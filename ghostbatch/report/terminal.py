@@ -153,16 +153,16 @@ class StudyProgress:
         self._running: dict[Cell, TaskID] = {}
         self._first: dict[Cell, int] = {}
         """The update at which this command began or continued each cell."""
-        self._per_update: dict[Cell, float] = {}
+        self._seconds: dict[Cell, float] = {}
         self._to_do: dict[Cell, float] = {}
         self._done: dict[Cell, float] = {}
-        """Seconds of work of this command, by cell: of an update, in all, and so far."""
+        """Seconds of work by cell: of all its updates, of this command, and done by it so far."""
         self._ended = 0
 
     def start(self, cost: Cost, workers: int) -> None:
         """Say what is to be done; ``cost`` is that of the cells that have not ended."""
-        self._to_do = {cell: cost.seconds.get(cell, 0.0) for cell in cost.cells}
-        self._per_update = {cell: self._to_do[cell] / cell.plan.updates for cell in cost.cells}
+        self._seconds = {cell: cost.seconds.get(cell, 0.0) for cell in cost.cells}
+        self._to_do = dict(self._seconds)
         self._ended = len(self._cells) - len(cost.cells)
         console = self._bars.console
         if self._ended:
@@ -180,18 +180,17 @@ class StudyProgress:
             self._show_end(cell, event)
 
     def _show_record(self, cell: Cell, record: Record) -> None:
-        updates, per_update = cell.plan.updates, self._per_update.get(cell, 0.0)
+        updates = cell.plan.updates
+        per_update = self._seconds.get(cell, 0.0) / updates
         if cell not in self._running:
-            self._running[cell] = self._bars.add_task(cell.name, steps="", note="")
-        if cell not in self._first:
+            self._running[cell] = self._bars.add_task(cell.name, total=updates, steps="", note="")
             self._first[cell] = record.update
             self._to_do[cell] = per_update * (updates - record.update)
-        steps = f"update {record.update:,} / {updates:,}"
-        task = self._running[cell]
-        self._bars.update(task, completed=record.update, total=updates, steps=steps)
-        if record.split == "validation":
-            self._bars.update(task, note=f"{record.accuracy:.1f} %")
         self._done[cell] = per_update * (record.update - self._first[cell])
+        steps = f"update {record.update:,} / {updates:,}"
+        self._bars.update(self._running[cell], completed=record.update, steps=steps)
+        if record.split == "validation":
+            self._bars.update(self._running[cell], note=f"{record.accuracy:.1f} %")
         self._show_work()
 
     def _show_end(self, cell: Cell, event: Summary | Failure) -> None:
