@@ -23,7 +23,7 @@ def cores() -> int:
 def take_name(words: Words, what: str, choices: Iterable[str]) -> str | None:
     """Remove and return the one name among words; None if there is none but help is wanted.
 
-    Whether the name is one of ``choices`` is left to who looks it up.
+    It need not be one of ``choices``: the caller looks it up.
     """
     if len(words.names) > 1 and not words.help:
         names = " and ".join(words.names)

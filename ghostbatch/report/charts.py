@@ -29,6 +29,20 @@ WHOLE = ("update", "step", "length")
 PADDED = ("length", "eigenvalue", "relative")
 """Fields whose logarithmic axes leave room around the points."""
 
+TIPS = {
+    "error": ("error %", ".2f"),
+    "accuracy": ("accuracy %", ".2f"),
+    "distance": ("distance", ".4~g"),
+    "epoch": ("epoch", ".4~g"),
+    "fit": ("fit", ".4~g"),
+    **{name: (name, ",d") for name in ("update", "step", "batch")},
+    "seconds": ("seconds", ",.1f"),
+    "images": ("images", ".4~s"),
+    "updates": ("updates", ",.0f"),
+    "perfect": ("perfect scaling", ",.0f"),
+}
+"""Titles and formats of numbers under the mouse; other fields are text."""
+
 FAINT: Any = {
     "condition": {
         "test": "abs(datum.value / pow(10, round(log(datum.value) / LN10)) - 1) > 1e-6",
@@ -80,6 +94,11 @@ class Plot:
     def spec(self) -> dict[str, Any]:
         """The declaration with its title, for the page and the files."""
         return {**self.chart, "title": {"text": self.title, "subtitle": self.subtitle}}
+
+
+def tips(*fields: str) -> list[tuple[str, str, str]]:
+    """Return field, title and format of values under the mouse, for `layered`."""
+    return [(field, *TIPS.get(field, (field, ""))) for field in fields]
 
 
 def declared(chart: alt.LayerChart | alt.FacetChart) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ghostbatch.report.charts import (
     markers,
     rounded,
     ticks,
+    tips,
 )
 from ghostbatch.report.curves import add_lines, curves_of
 from ghostbatch.report.drawing import Data
@@ -31,8 +32,7 @@ from ghostbatch.study import Row
 FLOOR = 0.5
 """Lower end of a logarithmic error axis, in percent; smaller errors would squash the others."""
 
-WHO = (("column", "column", ""), ("run", "run", ""), ("split", "split", ""))
-WHEN = (("update", "update", ",d"), ("epoch", "epoch", ".4~g"))
+WHEN = ("column", "run", "split", "update", "epoch")
 VALIDATED = "datum.split == 'validation'"
 FITTED = "datum.split == 'fit'"
 TRAINED = "datum.split == 'train'"
@@ -77,7 +77,7 @@ def _error_chart(names: tuple[str, ...], unit: str, low: float) -> dict[str, Any
         band, points = (part.transform_filter(VALIDATED) for part in (_band(base, "error"), points))
         return [band, lines.encode(strokeDash=_DASHES), points]
 
-    tooltip = [*WHO, *WHEN, ("error", "error %", ".2f"), *_ends("error")]
+    tooltip = [*tips(*WHEN, "error"), *_ends("error")]
     return layered("column", names, axis(unit, unit, log=True), y, tooltip, layers)
 
 
@@ -99,7 +99,7 @@ def _zoomed_chart(names: tuple[str, ...]) -> dict[str, Any]:
         drawn = (_band(base, "error"), *_lines(base, names, mark=2))
         return [part.transform_filter(ZOOMED) for part in drawn]
 
-    tooltip = [*WHO, *WHEN, ("error", "error %", ".2f"), *_ends("error")]
+    tooltip = [*tips(*WHEN, "error"), *_ends("error")]
     return layered("column", names, x, y, tooltip, layers, mouse=ZOOMED)
 
 
@@ -140,7 +140,7 @@ def _distance_chart(names: tuple[str, ...]) -> dict[str, Any]:
         drawn = [part.transform_filter(TRAINED) for part in drawn]
         return [*drawn, dashed(base).encode(detail="column:N").transform_filter(FITTED)]
 
-    tooltip = [*WHO[:2], *WHEN, ("distance", "distance", ".4~g"), *_ends("distance")]
+    tooltip = [*tips("column", "run", "update", "epoch", "distance"), *_ends("distance")]
     x = axis("update", "update", log=True)
     return layered("column", names, x, y, tooltip, layers, mouse=TRAINED)
 

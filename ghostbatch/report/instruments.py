@@ -22,6 +22,7 @@ from ghostbatch.report.charts import (
     layered,
     markers,
     ticks,
+    tips,
 )
 from ghostbatch.report.drawing import NAME, Data
 from ghostbatch.report.runs import Results
@@ -86,12 +87,7 @@ def _walk(found: dict[str, Any], _: Study) -> list[Plot]:
         list(found),
         axis("step", "step", log=True),
         axis("distance", "distance (root-mean-square)", log=True),
-        [
-            ("line", "line", ""),
-            ("step", "step", ",d"),
-            ("distance", "distance", ".4~g"),
-            ("fit", "fit", ".4~g"),
-        ],
+        tips("line", "step", "distance", "fit"),
         layers,
         mouse="datum.distance > 0",
     )

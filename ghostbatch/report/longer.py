@@ -7,14 +7,13 @@ import numpy as np
 
 from ghostbatch.diagnostics import find_plateau
 from ghostbatch.errors import InputError
-from ghostbatch.report.charts import Plot, axis, data_of, layered, markers
+from ghostbatch.report.charts import Plot, axis, data_of, layered, markers, tips
 from ghostbatch.report.drawing import Data
 from ghostbatch.report.entries import Gap, paired_gap, show_gap
 from ghostbatch.report.growth import first_phase_end
 from ghostbatch.report.runs import Group
 from ghostbatch.report.table import Table
 
-WHO = (("column", "column", ""), ("run", "run", ""))
 BEFORE, AFTER = "end of the first phase", "end of training"
 
 
@@ -52,7 +51,7 @@ def accuracy_by_distance(groups: list[Group], _curves: Data) -> Plot | None:
         names,
         axis("distance", "distance from the initial weights at the end"),
         axis("accuracy", "accuracy % at the end"),
-        [*WHO, ("distance", "distance", ".4~g"), ("accuracy", "accuracy %", ".2f")],
+        tips("column", "run", "distance", "accuracy"),
         layers,
     )
     caption = (
@@ -118,12 +117,7 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
         [BEFORE, AFTER],
         axis("length", "updates of the first phase", log=True, values=sorted({*data["length"]})),
         axis("accuracy", "validation accuracy %"),
-        [
-            *WHO,
-            ("when", "when", ""),
-            ("length", "updates", ",d"),
-            ("accuracy", "accuracy %", ".2f"),
-        ],
+        [*tips("column", "run", "when"), ("length", "updates", ",d"), *tips("accuracy")],
         layers,
     )
     caption = (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import altair as alt
 
-from ghostbatch.report.charts import Plot, axis, dashed, data_of, layered, markers, ticks
+from ghostbatch.report.charts import Plot, axis, dashed, data_of, layered, markers, ticks, tips
 from ghostbatch.report.drawing import Data
 from ghostbatch.report.runs import Group, Results, Run
 from ghostbatch.report.table import Table, show_spread
@@ -80,12 +80,7 @@ def time_to_accuracy(groups: list[Group], _curves: Data) -> Plot | None:
         names,
         axis("seconds", "seconds, about", log=True),
         axis("accuracy", "validation accuracy %", low=max(0, floor(target - BELOW))),
-        [
-            ("column", "column", ""),
-            ("seconds", "seconds", ",.1f"),
-            ("images", "images", ".4~s"),
-            ("accuracy", "accuracy %", ".2f"),
-        ],
+        tips("column", "seconds", "images", "accuracy"),
         layers,
     )
     caption = (
@@ -157,13 +152,7 @@ def target_figures(results: Results) -> list[Plot]:
         names,
         axis("batch", "batch", log=True, values=sorted({*data["batch"]})),
         axis("updates", "updates to the target", log=True, values=ticks(min(both), max(both))),
-        [
-            ("series", "series", ""),
-            ("batch", "batch", ",d"),
-            ("row", "row", ""),
-            ("updates", "updates", ",.0f"),
-            ("perfect", "perfect scaling", ",.0f"),
-        ],
+        tips("series", "batch", "row", "updates", "perfect"),
         layers,
     )
     caption = (
