@@ -72,7 +72,7 @@ class StudyOptions:
     data: str | None = None
     """Use this data set in every row; None is each row's own."""
     holdout: int = 0
-    """Keep so many training images aside, and evaluate on them in place of the test set."""
+    """Training images to keep aside and to evaluate on, in place of the test set."""
     precision: Precision | None = None
     """Compute every column in fp32, bf16 or fp64; None is each recipe's own, which is fp32."""
     warmup: float = 0

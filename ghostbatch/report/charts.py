@@ -26,9 +26,6 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 WHOLE = ("update", "step", "length")
 """Fields whose large values have labels such as 10k."""
 
-PADDED = ("length", "eigenvalue", "relative")
-"""Fields whose logarithmic axes leave room around the points."""
-
 TIPS = {
     "error": ("error %", ".2f"),
     "accuracy": ("accuracy %", ".2f"),
@@ -131,8 +128,7 @@ def axis(
         scale |= {"domainMin": low, "clamp": True}
         scale |= {} if high is None else {"domainMax": high}
     elif not log:
-        scale |= {"zero": False, "padding": 10}
-        scale["padding"] = 15
+        scale |= {"zero": False, "padding": 15}
     form = ".0e" if field == "time" else ".3~s" if field in WHOLE else "~g" if log else None
     ticks: dict[str, Any] = {"format": form} if form else {}
     ticks |= {"gridOpacity": FAINT} if log and not values else {}
