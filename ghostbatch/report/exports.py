@@ -107,7 +107,8 @@ def to_csv(results: Results) -> str:
         for entry in entries
         for run in entry.group.runs
     ]
-    writer = csv.DictWriter(text, list(lines[0]) if lines else ["row"], lineterminator="\n")
+    names = dict.fromkeys(name for line in lines for name in line) or ["row"]
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue().rstrip("\n")
