@@ -15,8 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ghostbatch import __version__
-from ghostbatch.cli.notices import is_first_rank as is_first_rank
-from ghostbatch.cli.notices import log_shown, said_if_slow, say
+from ghostbatch.cli.notices import is_first_rank, log_shown, said_if_slow, say
 from ghostbatch.errors import (
     InputError,
     RankError,

@@ -10,19 +10,18 @@ from typing import Any
 Table = Mapping[str, Callable[..., Any]]
 
 
-def about_one(does: str | None, name: str, table: Table, *more: str) -> str:
-    """Return what a command does, and the docstring of the recipe or the study that it runs."""
+def about_one(kind: type, name: str, table: Table, *more: str) -> str:
+    """Return the docstrings of a command's options and of the recipe or study that it runs."""
     text = (inspect.getdoc(table[name]) or "").replace("``", "")
     first, *facts = re.split(r"\n+(?=[A-Z][\w ]*: )|\n\n", text)  # Command: ... Cost: ...
-    return _wrapped(f"{does}", f"{name}: {first}", *facts, *more)
+    return _wrapped(f"{kind.__doc__}", f"{name}: {first}", *facts, *more)
 
 
-def about_all(does: str | None, what: str, table: Table, *more: str) -> str:
-    """Return what a command does, and the names that it takes."""
+def about_all(kind: type, what: str, table: Table, *more: str) -> str:
+    """Return the docstring of a command's options, and the names that it takes."""
     names = ", ".join(table)
-    return _wrapped(
-        f"{does}\n", f"{what} is one of {names}; ghostbatch list describes them.", *more
-    )
+    listed = f"{what} is one of {names}; ghostbatch list describes them."
+    return _wrapped(f"{kind.__doc__}", listed, *more)
 
 
 def _wrapped(*lines: str) -> str:

@@ -26,7 +26,7 @@ def folder_of(name: str, base: Recipe, recipe: Recipe) -> Path:
     if recipe.optimizer.kind != base.optimizer.kind:  # options at their defaults are no changes
         before |= _flat(asdict(type(recipe.optimizer)()), "optimizer.")
     changes = {field: value for field, value in after.items() if before.get(field) != value}
-    return RUNS / _join([name, *map(_label, changes.items())], changes)
+    return folder_of_changes(name, changes)
 
 
 def folder_of_repeat(original: Path, written: Recipe, recipe: Recipe) -> Path:
@@ -43,17 +43,17 @@ def folder_of_repeat(original: Path, written: Recipe, recipe: Recipe) -> Path:
     if original.parent != RUNS.resolve():  # a run elsewhere may have the same name
         name += f"-{sha256(str(original).encode()).hexdigest()[:6]}"
     if recipe == written:
-        return RUNS / _join([name, "again"], {"repeats": str(original)})
+        return _folder([name, "again"], {"repeats": str(original)})
     return folder_of(name, written, recipe)
 
 
-def folder_of_study(name: str, changes: dict[str, Any]) -> Path:
-    """Return the folder of a study; with other values than its own, such as a scale, another one.
+def folder_of_changes(name: str, changes: dict[str, Any]) -> Path:
+    """Return the folder of a recipe or a study with other values than its own, such as a scale.
 
-    >>> str(folder_of_study("table1", {"scale": 0.1, "data": "digits"}))
+    >>> str(folder_of_changes("table1", {"scale": 0.1, "data": "digits"}))
     'runs/table1-scale-0.1-data-digits'
     """
-    return RUNS / _join([name, *map(_label, changes.items())], changes)
+    return _folder([name, *map(_label, changes.items())], changes)
 
 
 def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -76,19 +76,18 @@ def _label(change: tuple[str, Any]) -> str:
     return f"{name}-{value if value not in (None, '') else 'none'}"
 
 
-def _join(labels: list[str], content: dict[str, Any]) -> str:
-    """Return the labels as a name for a folder; a hash of ``content`` stands for what is lost."""
+def _folder(labels: list[str], content: dict[str, Any]) -> Path:
+    """Return the folder called by the labels.
+
+    If its name would be too long or unsafe, it is the first labels and a hash of ``content``.
+    """
     name = "-".join(labels)
-    lossless = len(name) <= LONGEST and not re.search(UNSAFE, name)
-    return name if lossless else _hashed(labels, content)
-
-
-def _hashed(labels: list[str], content: dict[str, Any]) -> str:
-    """Return the first labels, as many as there is space for, and a hash of ``content``."""
+    if len(name) <= LONGEST and not re.search(UNSAFE, name):
+        return RUNS / name
     digest = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:6]
     name, *others = (re.sub(UNSAFE, "-", label)[: LONGEST - 7] for label in labels)
     for label in others:
         if len(f"{name}-{label}-{digest}") > LONGEST:
             break
         name = f"{name}-{label}"
-    return f"{name}-{digest}"
+    return RUNS / f"{name}-{digest}"

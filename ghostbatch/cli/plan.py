@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ghostbatch.cli.about import about_all, about_one
-from ghostbatch.cli.flags import parse, print_help, take_name
+from ghostbatch.cli.flags import parse_words, print_help, take_name
 from ghostbatch.cli.words import sort_words
 from ghostbatch.data import find_info
 from ghostbatch.optim import Rule
 from ghostbatch.recipe import Hold, Plan, Recipe
 from ghostbatch.recipes import RECIPES, find_recipe
-from ghostbatch.report.table import show_rates
-from ghostbatch.report.terminal import make_grid, plain_console, print_grid
+from ghostbatch.report.table import Table, show_rates
+from ghostbatch.report.terminal import plain_console, print_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,12 @@ def command(argv: Sequence[str]) -> None:
     """Print the original and the adapted recipe side by side."""
     words = sort_words(PlanOptions, argv, "plan")
     name = take_name(words, "recipe", RECIPES)
-    does = PlanOptions.__doc__
     if name is None:
         example = "For example: ghostbatch plan f1-digits --batch 1024"
-        print_help(PlanOptions, "plan RECIPE", about_all(does, "RECIPE", RECIPES, example))
+        print_help(PlanOptions, "plan RECIPE", about_all(PlanOptions, "RECIPE", RECIPES, example))
     recipe = find_recipe(name)
-    about = about_one(does, name, RECIPES)
-    options = parse(PlanOptions, words.flags, f"plan {name}", about=about)
+    about = about_one(PlanOptions, name, RECIPES)
+    options = parse_words(PlanOptions, words, f"plan {name}", about=about)
     ghost = options.ghost and find_ghost(options.ghost, recipe, options.batch)
     adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold, options.reference)
     samples = find_info(recipe.data).samples
@@ -52,11 +51,9 @@ def command(argv: Sequence[str]) -> None:
     if options.json:
         print(json.dumps({which: plan_data(plan) for which, plan in plans.items()}, indent=2))
         return
-    grid = make_grid(name, "", *plans)
     shown = [_plan_lines(plan) for plan in plans.values()]
-    for name in shown[0]:
-        grid.add_row(name, *(lines[name] for lines in shown))
-    print_grid(grid, plain_console())
+    lines = [(field, *(texts[field] for texts in shown)) for field in shown[0]]
+    print_table(Table(("", *plans), lines, name), plain_console(), gap=2)
 
 
 def find_ghost(ghost: int | Literal["auto"], recipe: Recipe, batch: int) -> int:

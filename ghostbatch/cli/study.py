@@ -1,8 +1,8 @@
 """``ghostbatch study``: a table or a figure of the paper."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,8 +11,8 @@ from rich.console import Console
 
 from ghostbatch.cli import fail
 from ghostbatch.cli.about import about_all, about_one
-from ghostbatch.cli.default_out import folder_of_study
-from ghostbatch.cli.flags import cores, parse, print_help, take_name
+from ghostbatch.cli.default_out import folder_of_changes
+from ghostbatch.cli.flags import cores, parse_words, print_help, take_name
 from ghostbatch.cli.notices import say
 from ghostbatch.cli.plan import find_ghost
 from ghostbatch.cli.report import print_report
@@ -72,7 +72,7 @@ class StudyOptions:
     data: str | None = None
     """Use this data set in every row; None is each row's own."""
     holdout: int = 0
-    """Keep so many training images aside, and evaluate on them in place of the test set."""
+    """Training images to keep aside and to evaluate on, in place of the test set."""
     precision: Precision | None = None
     """Compute every column in fp32, bf16 or fp64; None is each recipe's own, which is fp32."""
     warmup: float = 0
@@ -94,6 +94,16 @@ class ColumnsOptions(StudyOptions):
     """The large batch."""
     ghost: int | Literal["auto"] = "auto"
     """Samples per ghost; auto is base_batch, at most 128."""
+
+
+CHANGES: dict[str, tuple[Any, Callable[[Study, Any], Study]]] = {
+    "warmup": (0, with_warmup),
+    "scale": (1, scaled),
+    "data": (None, on_data),
+    "holdout": (0, held_out),
+    "precision": (None, in_precision),
+}
+"""Flags that change every recipe of a study: the value that changes nothing, and the change."""
 
 
 def command(argv: Sequence[str]) -> None:
@@ -159,35 +169,33 @@ def _read(argv: Sequence[str]) -> tuple[Study, Path, StudyOptions]:
     words = sort_words(ColumnsOptions, argv, "study")
     if words.names[:1] == ["columns"]:
         return _read_columns(words)
+    words = sort_words(StudyOptions, argv, "study")
     name = take_name(words, "study", STUDIES)
-    does = StudyOptions.__doc__
     if name is None:
-        about = about_all(
-            *(does, "STUDY", STUDIES, "For example: ghostbatch study quick --seeds 0"),
-            "For any recipe: ghostbatch study columns RECIPE --batch N runs the five columns.",
-        )
+        example = "For example: ghostbatch study quick --seeds 0"
+        more = "For any recipe: ghostbatch study columns RECIPE --batch N runs the five columns."
+        about = about_all(StudyOptions, "STUDY", STUDIES, example, more)
         print_help(StudyOptions, "study STUDY", about)
     study = find_study(name)
     held = [f"Rows: {', '.join(study.rows)}."] if len(study.rows) > 1 else []
     held += [f"Columns: {', '.join(study.columns)}."] if study.rows else []
-    about = about_one(does, name, STUDIES, *held)
-    options = parse(StudyOptions, words.flags, f"study {name}", about=about)
+    about = about_one(StudyOptions, name, STUDIES, *held)
+    options = parse_words(StudyOptions, words, f"study {name}", about=about)
     return _select(study, name, {}, options)
 
 
 def _read_columns(words: Words) -> tuple[Study, Path, StudyOptions]:
     """Return what `_read` does, for the five columns of a recipe."""
-    rest = replace(words, names=words.names[1:])
-    name = take_name(rest, "recipe", RECIPES)
-    does = ColumnsOptions.__doc__
+    del words.names[0]
+    name = take_name(words, "recipe", RECIPES)
     if name is None:
         example = "For example: ghostbatch study columns f1-digits --batch 1024 --ghost 32"
-        about = about_all(does, "RECIPE", RECIPES, example)
+        about = about_all(ColumnsOptions, "RECIPE", RECIPES, example)
         print_help(ColumnsOptions, "study columns RECIPE", about)
     recipe = find_recipe(name)
     what, *_ = (RECIPES[name].__doc__ or "").splitlines()
-    about = about_one(does, "columns", {"columns": columns}, f"{name}: {what}")
-    options = parse(ColumnsOptions, words.flags, f"study columns {name}", about=about)
+    about = about_one(ColumnsOptions, "columns", {"columns": columns}, f"{name}: {what}")
+    options = parse_words(ColumnsOptions, words, f"study columns {name}", about=about)
     ghost = find_ghost(options.ghost, recipe, options.batch)
     sizes = {"batch": options.batch, "ghost": ghost}
     return _select(columns(name, **sizes), f"columns-{name}", sizes, options)
@@ -201,27 +209,19 @@ def _select(
     If none is given, the folder is called by the study's name and all changes.
     """
     changes = dict(changes)
-    if options.warmup:
-        study, changes["warmup"] = with_warmup(study, options.warmup), options.warmup
-    if options.scale != 1:
-        study, changes["scale"] = scaled(study, options.scale), options.scale
-    if options.data is not None:
-        study, changes["data"] = on_data(study, options.data), options.data
-    if options.holdout:
-        study, changes["holdout"] = held_out(study, options.holdout), options.holdout
-    if options.precision is not None:
-        study, changes["precision"] = in_precision(study, options.precision), options.precision
-    return study, options.out or folder_of_study(name, changes), options
+    for flag, (neutral, change) in CHANGES.items():
+        if (value := getattr(options, flag)) != neutral:
+            study, changes[flag] = change(study, value), value
+    return study, options.out or folder_of_changes(name, changes), options
 
 
 def _cells(study: Study, out: Path, options: StudyOptions) -> list[Cell]:
     """Return the cells of the rows, columns and seeds that the options select."""
-    rows, only = (
-        text.split(",") if text is not None else None for text in (options.rows, options.columns)
-    )
-    seeds = _seeds(options.seeds) if options.seeds is not None else None
+    texts = (options.rows, options.columns)
+    rows, only = (None if text is None else text.split(",") for text in texts)
+    seeds = None if options.seeds is None else _seeds(options.seeds)
     scale = None if options.scale == 1 else options.scale
-    selected: dict[str, Any] = {"rows": rows, "columns": only, "seeds": seeds, "scale": scale}
+    selected: dict[str, object] = {"rows": rows, "columns": only, "seeds": seeds, "scale": scale}
     selected |= {"data": options.data, "device": options.where.device}
     for flag, value in selected.items():
         if value is not None and not study.rows:

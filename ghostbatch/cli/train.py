@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from ghostbatch.cli import DIVERGED, is_first_rank
+from ghostbatch.cli import DIVERGED
 from ghostbatch.cli.about import about_all, about_one
 from ghostbatch.cli.default_out import folder_of, folder_of_repeat
-from ghostbatch.cli.flags import cores, parse, print_help, take_name
+from ghostbatch.cli.flags import cores, parse_words, print_help, take_name
+from ghostbatch.cli.notices import is_first_rank
 from ghostbatch.cli.words import Words, sort_words
 from ghostbatch.data import BAD_IMAGE_LIMIT, OnBadImage, find_info, is_folder
 from ghostbatch.errors import InputError
@@ -149,12 +150,12 @@ def _read(argv: Sequence[str]) -> tuple[TrainOptions, Path, str]:
     name = take_name(words, "recipe", RECIPES)
     recipe = find_recipe(name or "f1-digits")
     default = _defaults(recipe, RunOptions(), words)
-    does = TrainOptions.__doc__
     if name is None:
         more = "The defaults below are those of f1-digits; name another recipe to see its own."
-        print_help(TrainOptions, "train RECIPE", about_all(does, "RECIPE", RECIPES, more), default)
-    about = about_one(does, name, RECIPES)
-    options = parse(TrainOptions, words.flags, f"train {name}", default, about)
+        about = about_all(TrainOptions, "RECIPE", RECIPES, more)
+        print_help(TrainOptions, "train RECIPE", about, default)
+    about = about_one(TrainOptions, name, RECIPES)
+    options = parse_words(TrainOptions, words, f"train {name}", default, about)
     return options, options.run.out or folder_of(name, recipe, options.recipe), name
 
 
@@ -169,7 +170,7 @@ def _defaults(recipe: Recipe, run: RunOptions, words: Words) -> TrainOptions:
         # Other flags may be needed for this optimizer, so only the parser makes the checks.
         object.__setattr__(recipe, "optimizer", OPTIMIZERS[kind]())
     own = [f"optimizer.{each.name}" for each in fields(recipe.optimizer)]
-    for flag in (*words.values, *words.switches):
+    for flag in words.values:
         if flag.startswith("optimizer.") and flag not in own and not words.help:
             remedy = f"use {' or '.join(f'--{each}' for each in own)}, or set --optimizer"
             raise InputError(flag, f"{kind} has no such option", remedy)
@@ -184,7 +185,7 @@ def _read_repeat(words: Words) -> tuple[TrainOptions, Path, str]:
     if words.names:
         problem = f"the recipe {words.names[0]} was named, too"
         raise InputError("from", problem, "leave out one of them")
-    path = Path(words.values["from"])
+    path = words.values["from"]
     folder = path.parent if path.name == "run.json" else path
     if not (folder / "run.json").is_file():
         raise InputError("from", f"{path} holds no run", "name a folder that has a run.json")
@@ -199,7 +200,7 @@ def _read_repeat(words: Words) -> tuple[TrainOptions, Path, str]:
         evaluations=header.get("evaluations", RunOptions.evaluations),
         micro=None if micro == recipe.batch else micro,
     )
-    options = parse(TrainOptions, words.flags, "train", _defaults(recipe, run, words))
+    options = parse_words(TrainOptions, words, "train", _defaults(recipe, run, words))
     out = options.run.out or folder_of_repeat(folder, recipe, options.recipe)
     return options, out, f"that of {folder}"
 

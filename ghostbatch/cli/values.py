@@ -28,14 +28,10 @@ class Kind:
 def read_value(field: str, hint: Any, word: str) -> Any:
     """Return the value of a word for a field of type ``hint``; raise `InputError` if it has none.
 
-    The word itself is the value if the type is unknown here; then the parser reads it.
-
     >>> read_value("ghost", int | None, "none"), read_value("epochs", int | Fraction, "50/3")
     (None, Fraction(50, 3))
     """
     kinds = _kinds(hint)
-    if not kinds:
-        return word
     for kind in sorted(kinds, key=lambda kind: kind is not NONE):  # "none" is also text
         try:
             return kind.read(word)
@@ -53,25 +49,25 @@ def read_value(field: str, hint: Any, word: str) -> Any:
 
 def wanted_value(hint: Any) -> str:
     """Return what a field of type ``hint`` takes, in words."""
-    *others, last = dict.fromkeys(kind.name + kind.example for kind in _kinds(hint)) or ["a value"]
+    *others, last = dict.fromkeys(kind.name + kind.example for kind in _kinds(hint))
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Tell the parser how to read and show the types that this module knows."""
+def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Tell tyro how to show the types that this module knows."""
     if info.type is bool or not (kinds := _kinds(info.type)):
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="|".join(dict.fromkeys(kind.metavar for kind in kinds)),
-        instance_from_str=lambda words: read_value("value", info.type, words[0]),
+        instance_from_str=lambda words: words[0],  # tyro only prints the help
         is_instance=lambda _: True,
         str_from_instance=lambda value: [_show(value)],
     )
 
 
 REGISTRY = ConstructorRegistry()
-REGISTRY.primitive_rule(rule)
+REGISTRY.primitive_rule(_rule)
 
 
 def _kinds(hint: Any) -> list[Kind]:

@@ -1,10 +1,10 @@
-"""Splits the words of a command into names and flags, and refuses what is neither."""
+"""Sorts the words of a command into names and the values of flags, and refuses what is neither."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -29,35 +29,36 @@ class Words:
 
     names: list[str] = field(default_factory=list)
     """Words that are neither a flag nor a flag's value."""
-    values: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     """The value of each flag, by its name without hyphens; the last one counts."""
-    switches: dict[str, str] = field(default_factory=dict)
-    """For each flag without a value, the flag itself: --augment or --no-augment."""
     help: bool = False
-    """Whether help is wanted."""
-
-    @property
-    def flags(self) -> list[str]:
-        """The flags as `parse` takes them."""
-        return [
-            *(["--help"] if self.help else []),
-            *(f"--{name}={value}" for name, value in self.values.items()),
-            *self.switches.values(),
-        ]
+    """Whether help is wanted; then values are the words as they were given."""
 
 
-def sort_words(kind: type, argv: Sequence[str], command: str) -> Words:
-    """Return the words of a command whose flags are the fields of ``kind``.
+class Option(NamedTuple):
+    """A field of a dataclass of options."""
 
-    Flags may stand before or after names. If help is wanted, nothing is refused.
-    """
-    if set(HELP) & set(argv):
-        return _sort(kind, argv, command, Words(help=True))
-    words = _sort(kind, argv, command, Words())
-    hints = field_types(kind)
-    for name, value in words.values.items():
-        read_value(name, hints[name], value)
-    return words
+    field: Field[Any]
+    name: str
+    """Its flag without hyphens, or for a nested dataclass what its flags begin with."""
+    hint: Any
+    nested: list[Any]
+    """The dataclasses of which its value may be one; their fields are flags, too."""
+    positional: bool
+
+
+def options_of(kind: type, prefix: str = "") -> Iterator[Option]:
+    """Yield the fields of a dataclass, whose flags begin with ``prefix``."""
+    hints = get_type_hints(kind, include_extras=True)
+    for each in fields(kind):
+        hint = hints[each.name]
+        hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        own = (mark.name for mark in marks if getattr(mark, "name", None) is not None)
+        name = prefix + next(own, each.name.replace("_", "-"))
+        nested = [one for one in (hint, *get_args(hint)) if is_dataclass(one)]
+        if nested and name:
+            name += "."
+        yield Option(each, name, hint, nested, tyro.conf.Positional in marks)
 
 
 def field_types(kind: type, prefix: str = "") -> dict[str, Any]:
@@ -66,49 +67,43 @@ def field_types(kind: type, prefix: str = "") -> dict[str, Any]:
     If a field is one of several dataclasses, such as the optimizer, it has the flags of all.
     """
     types: dict[str, Any] = {}
-    hints = get_type_hints(kind, include_extras=True)
-    for each in fields(kind):
-        hint, *marks = _without_marks(hints[each.name])
-        names = [mark.name for mark in marks if getattr(mark, "name", None) is not None]
-        name = prefix + (names[0] if names else each.name.replace("_", "-"))
-        if nested := [one for one in (hint, *get_args(hint)) if is_dataclass(one)]:
-            for one in nested:
-                types |= field_types(one, f"{name}." if name else "")  # type: ignore[arg-type]
-        elif tyro.conf.Positional not in marks:
-            types[name] = hint
+    for option in options_of(kind, prefix):
+        for one in option.nested:
+            types |= field_types(one, option.name)
+        if not (option.nested or option.positional):
+            types[option.name] = option.hint
     return types
 
 
-def _without_marks(hint: Any) -> tuple[Any, ...]:
-    """Return a type and the marks with which it is annotated."""
-    return get_args(hint) if get_origin(hint) is Annotated else (hint,)
+def sort_words(kind: type, argv: Sequence[str], command: str) -> Words:
+    """Return the words of a command whose flags are the fields of ``kind``.
 
-
-def _sort(kind: type, argv: Sequence[str], command: str, words: Words) -> Words:
+    Flags may stand before or after names. If help is wanted, nothing is refused.
+    """
     types = field_types(kind)
-    rest = list(argv)
+    words = Words(help=bool(set(HELP) & set(argv)))
+    rest = [word for word in argv if word not in HELP]
     while rest:
         word = rest.pop(0)
-        if word in HELP:
-            continue
         if not word.startswith("-"):
             words.names.append(word)
             continue
         flag, equals, value = word.partition("=")
         name = flag.lstrip("-").replace("_", "-")
-        positive = re.sub(r"^((?:.*\.)?)no-", r"\1", name)
+        switch = re.sub(r"^((?:.*\.)?)no-", r"\1", name)
         is_long = flag.startswith("--")
-        if is_long and types.get(positive) is bool:
+        if is_long and types.get(switch) is bool:
             if equals or (rest and rest[0].lower() in ("true", "false", "yes", "no")):
-                choices = f"write --{positive} or {_opposite(positive)}"
+                choices = f"write --{switch} or {_opposite(switch)}"
                 raise InputError(name, "this flag takes no value", choices)
-            words.switches[positive] = flag.replace("_", "-")
+            words.values[switch] = name == switch
         elif is_long and name in types:
             if not equals and (not rest or _is_flag(rest[0])):
                 if words.help:
                     continue
                 raise InputError(name, "its value is missing", f"give {wanted_value(types[name])}")
-            words.values[name] = value if equals else rest.pop(0)
+            value = value if equals else rest.pop(0)
+            words.values[name] = value if words.help else read_value(name, types[name], value)
         elif not words.help:
             hint = _hint(name, types, command)
             raise InputError(name or "flags", f"there is no flag {flag}", hint)

@@ -5,6 +5,7 @@ and PNG files are drawn from the same one without the layer for the mouse. Colou
 are "currentColor": the page's text colour, and black in a file.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
@@ -13,7 +14,7 @@ from typing import Any
 import altair as alt
 
 from ghostbatch.report.drawing import HOVER, NAME, Data
-from ghostbatch.report.grid import Grid
+from ghostbatch.report.table import Table
 
 COLOURS = {"SB": "#7f8794", "LB": "#d1495b", "+LR": "#dd8a00", "+GBN": "#3b8fd4", "+RA": "#2a9d6f"}
 OTHERS = (
@@ -25,8 +26,19 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 WHOLE = ("update", "step", "length")
 """Fields whose large values have labels such as 10k."""
 
-PADDED = ("length", "eigenvalue", "relative")
-"""Fields whose logarithmic axes leave room around the points."""
+TIPS = {
+    "error": ("error %", ".2f"),
+    "accuracy": ("accuracy %", ".2f"),
+    "distance": ("distance", ".4~g"),
+    "epoch": ("epoch", ".4~g"),
+    "fit": ("fit", ".4~g"),
+    **{name: (name, ",d") for name in ("update", "step", "batch")},
+    "seconds": ("seconds", ",.1f"),
+    "images": ("images", ".4~s"),
+    "updates": ("updates", ",.0f"),
+    "perfect": ("perfect scaling", ",.0f"),
+}
+"""Titles and formats of numbers under the mouse; other fields are text."""
 
 FAINT: Any = {
     "condition": {
@@ -72,13 +84,18 @@ class Plot:
     chart: dict[str, Any]
     """The declaration in Vega-Lite, without title and values."""
     data: Data
-    fits: Grid | None = None
+    fits: Table | None = None
     subtitle: str = ""
 
     @property
     def spec(self) -> dict[str, Any]:
         """The declaration with its title, for the page and the files."""
         return {**self.chart, "title": {"text": self.title, "subtitle": self.subtitle}}
+
+
+def tips(*fields: str) -> list[tuple[str, str, str]]:
+    """Return field, title and format of values under the mouse, for `layered`."""
+    return [(field, *TIPS.get(field, (field, ""))) for field in fields]
 
 
 def declared(chart: alt.LayerChart | alt.FacetChart) -> dict[str, Any]:
@@ -111,8 +128,7 @@ def axis(
         scale |= {"domainMin": low, "clamp": True}
         scale |= {} if high is None else {"domainMax": high}
     elif not log:
-        scale |= {"zero": False, "padding": 10}
-        scale["padding"] = 15
+        scale |= {"zero": False, "padding": 15}
     form = ".0e" if field == "time" else ".3~s" if field in WHOLE else "~g" if log else None
     ticks: dict[str, Any] = {"format": form} if form else {}
     ticks |= {"gridOpacity": FAINT} if log and not values else {}
@@ -211,3 +227,26 @@ def rounded(values: Iterable[float]) -> list[float]:
     [0.12346, 98765.0, 0.0]
     """
     return [float(f"{value:.5g}") for value in values]
+
+
+def data_of(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Data:
+    """Return rows of values as columns, in which floats have five significant digits.
+
+    >>> data_of(("column", "error"), [("SB", 0.123456789), ("LB", None)])
+    {'column': ['SB', 'LB'], 'error': [0.12346, None]}
+    """
+    return {
+        name: [rounded([row[i]])[0] if isinstance(row[i], float) else row[i] for row in rows]
+        for i, name in enumerate(names)
+    }
+
+
+def dashed(base: alt.Chart) -> alt.Chart:
+    """Return dashed lines, such as fits."""
+    lines: alt.Chart = base.mark_line(strokeDash=[5, 4], strokeWidth=1.4, stroke="currentColor")
+    return lines
+
+
+def file_name(text: str) -> str:
+    """Return a text with a hyphen for each run of characters that stay out of file names."""
+    return re.sub(r"[^\w.+-]+", "-", text)

@@ -31,8 +31,8 @@ class Entry:
     row: str
     column: str
     recipe: Recipe
-    group: Group | None
-    """None if no run has begun."""
+    group: Group
+    """It has no runs if none has begun."""
     accuracies: dict[int, float]
     """In percent at the last update, by seed, of the finished runs."""
     recalibrated: dict[int, float]
@@ -65,53 +65,39 @@ def entries_of(results: Results) -> dict[str, list[Entry]]:
         columns = results.study.rows[row].columns if declared else groups
         for column in columns:
             if column in groups or (row, column) in results.missing:
-                entry = _entry(results, row, column, groups.get(column), groups)
-                rows.setdefault(row, []).append(entry)
+                rows.setdefault(row, []).append(_entry(results, row, column, groups))
     return rows
 
 
-def _entry(
-    results: Results, row: str, column: str, group: Group | None, groups: dict[str, Group]
-) -> Entry:
+def _entry(results: Results, row: str, column: str, groups: dict[str, Group]) -> Entry:
     declared = results.study.rows.get(row)
-    accuracies = _by_seed(group, "accuracy")
-    first = next(iter(declared.columns)) if declared else None
-    base = groups.get(first) if first is not None and first != column else None
-    base_accuracies = _by_seed(base, "accuracy")
-    averaged = _by_seed(group, "ema_accuracy")
-    recipe = declared.columns[column] if declared else groups[column].runs[0].plan.recipe
+    group = groups.get(column, Group(column, []))
+    recipe = declared.columns[column] if declared else group.runs[0].plan.recipe
+    base: dict[int, float] = {}
+    if declared and (first := next(iter(declared.columns))) in groups and first != column:
+        base = groups[first].ends("accuracy")
+    accuracies, averaged = group.ends("accuracy"), group.ends("ema_accuracy")
     return Entry(
         row=row,
         column=column,
-        recipe=group.runs[0].plan.recipe if group else recipe,
+        recipe=group.runs[0].plan.recipe if group.runs else recipe,
         group=group,
         accuracies=accuracies,
-        recalibrated=_by_seed(group, "recalibrated_accuracy"),
+        recalibrated=group.ends("recalibrated_accuracy"),
         averaged=averaged,
         paper=declared.paper.get(column) if declared else None,
-        gap=paired_gap(accuracies, base_accuracies),
-        averaged_gap=paired_gap(averaged, base_accuracies),
-        marks=tuple(_marks(results, row, column, group, recipe)),
+        gap=paired_gap(accuracies, base),
+        averaged_gap=paired_gap(averaged, base),
+        marks=tuple(_marks(results, row, group, recipe)),
     )
 
 
-def _by_seed(group: Group | None, name: str) -> dict[int, float]:
-    """Return a field of the summaries of the finished runs that have it."""
-    runs = group.finished if group else []
-    found = ((run.seed, getattr(run.summary, name)) for run in runs)
-    return {seed: value for seed, value in found if value is not None}
-
-
-def _marks(
-    results: Results, row: str, column: str, group: Group | None, recipe: Recipe
-) -> list[str]:
+def _marks(results: Results, row: str, group: Group, recipe: Recipe) -> list[str]:
     """Say in words what is missing or unusual about a cell."""
-    missing = results.missing.get((row, column), [])
+    missing = results.missing.get((row, group.column), [])
     marks = [f"missing: seed {', '.join(map(str, missing))}"] if missing else []
-    for status in ("diverged", "not finished"):
-        if group and (count := sum(run.status == status for run in group.runs)):
-            marks.append(f"{count} {status}")
-    if group and len(group.finished) == 1:
+    marks += [f"{count} {status}" for status, count in group.unfinished.items()]
+    if len(group.finished) == 1:
         marks.append("single seed")
     if results.study.scale != 1:
         marks.append(f"scaled: epochs × {results.study.scale:g}")

@@ -9,13 +9,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from ghostbatch.report.entries import Entry, entries_of
-from ghostbatch.report.grid import by_columns, row_grid
 from ghostbatch.report.runs import Results, Run
-from ghostbatch.report.table import show_spread
+from ghostbatch.report.table import by_columns, row_table, show_spread
 
 RUN_FIELDS = (
     *("accuracy", "recalibrated_accuracy", "ema_accuracy", "loss", "updates", "epochs"),
-    "distance",
+    *("distance", "seconds"),
 )
 
 
@@ -23,8 +22,8 @@ def to_markdown(results: Results) -> str:
     """Return the table of each row."""
     parts = []
     for row, entries in entries_of(results).items():
-        grid = row_grid(entries)
-        lines = [grid.headers, ("---", *["---:"] * (len(grid.headers) - 1)), *grid.lines]
+        table = row_table(entries)
+        lines = [table.headers, ("---", *["---:"] * (len(table.headers) - 1)), *table.lines]
         parts.append(f"### {_escape_markdown(row)}\n")
         parts += ["| " + " | ".join(map(_escape_markdown, line)) + " |" for line in lines]
         parts.append("")
@@ -82,10 +81,9 @@ def _latex_cell(entry: Entry, notes: dict[str, str]) -> str:
     for mark in entry.marks:
         notes.setdefault(mark, str(len(notes) + 1))
     letters = ",".join(notes[mark] for mark in entry.marks)
-    text = (
-        show_spread([*entry.accuracies.values()], 2).replace("±", "\\pm").replace("–", "\\text{--}")
-    )
-    return f"${text}" + (f"^{{{letters}}}$" if letters else "$")
+    text = show_spread(entry.accuracies.values(), 2)
+    text = text.replace("±", "\\pm").replace("–", "\\text{--}")
+    return f"${text}^{{{letters}}}$" if letters else f"${text}$"
 
 
 def _escape_latex(text: str) -> str:
@@ -103,24 +101,26 @@ def to_csv(results: Results) -> str:
     """Return a line for each run, finished or not."""
     text = io.StringIO()
     lines = [
-        _run_data(run, row, entry)
+        {"row": row, "column": entry.column}
+        | _run_data(run, paper=entry.paper, marks="; ".join(entry.marks))
         for row, entries in entries_of(results).items()
         for entry in entries
-        for run in (entry.group.runs if entry.group else [])
+        for run in entry.group.runs
     ]
-    writer = csv.DictWriter(text, list(lines[0]) if lines else ["row"], lineterminator="\n")
+    names = dict.fromkeys(name for line in lines for name in line) or ["row"]
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue().rstrip("\n")
 
 
-def _run_data(run: Run, row: str, entry: Entry) -> dict[str, Any]:
+def _run_data(run: Run, **more: Any) -> dict[str, Any]:
+    """Return what a run did, ``more``, and its settings and origin."""
     recipe, header = run.plan.recipe, run.header
-    ended = {name: getattr(run.summary, name, None) for name in (*RUN_FIELDS, "seconds")}
     return {
-        **{"row": row, "column": entry.column, "seed": run.seed, "status": run.status},
-        **{name: _finite(value) for name, value in ended.items()},
-        **{"paper": entry.paper, "marks": "; ".join(entry.marks)},
+        **{"seed": run.seed, "status": run.status},
+        **{name: _finite(getattr(run.summary, name, None)) for name in RUN_FIELDS},
+        **more,
         **{"batch": recipe.batch, "ghost": recipe.ghost, "lr": run.plan.regime.lr},
         **{"device": header["device"], "date": run.date, "commit": header.get("commit")},
         **header.get("versions", {}),
@@ -134,32 +134,25 @@ def _finite(value: float | None) -> float | None:
 def to_json(results: Results) -> str:
     """Return one object: the study, and its rows with their columns and runs."""
     rows = {
-        row: {entry.column: _entry_data(row, entry) for entry in entries}
+        row: {entry.column: _entry_data(entry) for entry in entries}
         for row, entries in entries_of(results).items()
     }
     study = {"study": results.study.name, "scale": results.study.scale}
     return json.dumps({**study, "rows": rows}, indent=2)
 
 
-def _entry_data(row: str, entry: Entry) -> dict[str, Any]:
-    runs, values = entry.group.runs if entry.group else [], [*entry.accuracies.values()]
-    dropped = ("row", "column", "paper", "marks")
+def _entry_data(entry: Entry) -> dict[str, Any]:
+    values = entry.accuracies.values()
     return {
         "accuracy": mean(values) if values else None,
         "deviation": stdev(values) if len(values) > 1 else None,
         "n": len(values),
-        **{"paper": entry.paper, "difference": entry.difference},
+        "paper": entry.paper,
+        "difference": entry.difference,
         "gap": entry.gap and asdict(entry.gap),
         "marks": entry.marks,
         "recipe": entry.recipe.as_dict(),
-        "runs": [
-            {
-                name: value
-                for name, value in _run_data(run, row, entry).items()
-                if name not in dropped
-            }
-            for run in runs
-        ],
+        "runs": [_run_data(run) for run in entry.group.runs],
     }
 
 

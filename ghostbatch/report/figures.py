@@ -1,6 +1,5 @@
 """The figures of a study's runs: error, and weight distance, against updates and epochs."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -10,21 +9,30 @@ import altair as alt
 import numpy as np
 
 from ghostbatch.errors import check_choice
-from ghostbatch.report.charts import Plot, axis, layered, markers, rounded, ticks
+from ghostbatch.report.charts import (
+    Plot,
+    axis,
+    dashed,
+    file_name,
+    layered,
+    markers,
+    rounded,
+    ticks,
+    tips,
+)
 from ghostbatch.report.curves import add_lines, curves_of
 from ghostbatch.report.drawing import Data
-from ghostbatch.report.grid import Grid
 from ghostbatch.report.growth import Growth, fit_growth
 from ghostbatch.report.longer import accuracy_by_distance, gain_at_drop
 from ghostbatch.report.runs import Group, Results
+from ghostbatch.report.table import Table
 from ghostbatch.report.targets import time_to_accuracy
 from ghostbatch.study import Row
 
 FLOOR = 0.5
 """Lower end of a logarithmic error axis, in percent; smaller errors would squash the others."""
 
-WHO = (("column", "column", ""), ("run", "run", ""), ("split", "split", ""))
-WHEN = (("update", "update", ",d"), ("epoch", "epoch", ".4~g"))
+WHEN = ("column", "run", "split", "update", "epoch")
 VALIDATED = "datum.split == 'validation'"
 FITTED = "datum.split == 'fit'"
 TRAINED = "datum.split == 'train'"
@@ -42,7 +50,7 @@ def row_figures(results: Results) -> list[Plot]:
             check_choice(f"figures of row {row}", kind, KINDS)
             if (plot := KINDS[kind](groups, data)) is not None:
                 several = len(results.rows) > 1
-                name = re.sub(r"[^\w.+-]+", "-", f"{row}-{kind}") if several else kind
+                name = file_name(f"{row}-{kind}") if several else kind
                 subtitle = ", ".join(filter(None, (row if several else "", scale)))
                 plots.append(replace(plot, name=name, subtitle=subtitle))
     return plots
@@ -66,10 +74,10 @@ def _error_chart(names: tuple[str, ...], unit: str, low: float) -> dict[str, Any
 
     def layers(base: alt.Chart) -> list[alt.Chart]:
         lines, points = _lines(base, names)
-        band, points = (part.transform_filter(VALIDATED) for part in (_band(base, y), points))
+        band, points = (part.transform_filter(VALIDATED) for part in (_band(base, "error"), points))
         return [band, lines.encode(strokeDash=_DASHES), points]
 
-    tooltip = [*WHO, *WHEN, ("error", "error %", ".2f"), *_ends("error")]
+    tooltip = [*tips(*WHEN, "error"), *_ends("error")]
     return layered("column", names, axis(unit, unit, log=True), y, tooltip, layers)
 
 
@@ -88,10 +96,10 @@ def _zoomed_chart(names: tuple[str, ...]) -> dict[str, Any]:
     y = axis("error", "validation error %")
 
     def layers(base: alt.Chart) -> list[alt.Chart]:
-        drawn = (_band(base, y), *_lines(base, names, mark=2))
+        drawn = (_band(base, "error"), *_lines(base, names, mark=2))
         return [part.transform_filter(ZOOMED) for part in drawn]
 
-    tooltip = [*WHO, *WHEN, ("error", "error %", ".2f"), *_ends("error")]
+    tooltip = [*tips(*WHEN, "error"), *_ends("error")]
     return layered("column", names, x, y, tooltip, layers, mouse=ZOOMED)
 
 
@@ -128,19 +136,18 @@ def _distance_chart(names: tuple[str, ...]) -> dict[str, Any]:
     y = axis("distance", "distance from the initial weights", low=0)
 
     def layers(base: alt.Chart) -> list[alt.Chart]:
-        drawn = [_band(base, y), *_lines(base, names)]
+        drawn = [_band(base, "distance"), *_lines(base, names)]
         drawn = [part.transform_filter(TRAINED) for part in drawn]
-        fitted = base.mark_line(strokeDash=[5, 4], strokeWidth=1.4, stroke="currentColor")
-        return [*drawn, fitted.encode(detail="column:N").transform_filter(FITTED)]
+        return [*drawn, dashed(base).encode(detail="column:N").transform_filter(FITTED)]
 
-    tooltip = [*WHO[:2], *WHEN, ("distance", "distance", ".4~g"), *_ends("distance")]
+    tooltip = [*tips("column", "run", "update", "epoch", "distance"), *_ends("distance")]
     x = axis("update", "update", log=True)
     return layered("column", names, x, y, tooltip, layers, mouse=TRAINED)
 
 
-def _fit_table(fits: Sequence[Growth]) -> Grid | None:
+def _fit_table(fits: Sequence[Growth]) -> Table | None:
     lines = [(fit.column, fit.slope, fit.exponent, fit.mean.finding) for fit in fits]
-    return Grid(("", "slope b", "exponent p", "law"), lines) if lines else None
+    return Table(("", "slope b", "exponent p", "law"), lines) if lines else None
 
 
 _OPEN_RUNS = "Thin lines are single runs that have not finished or have diverged. "
@@ -159,14 +166,11 @@ def _lines(base: alt.Chart, names: Sequence[str], mark: int = 1) -> list[alt.Cha
     return [lines, markers(base, "column", names).transform_filter(f"datum.marker & {mark}")]
 
 
-def _band(base: alt.Chart, y: dict[str, Any]) -> alt.Chart:
+def _band(base: alt.Chart, value: str) -> alt.Chart:
     """Return the bands of one standard deviation."""
-    value = y["shorthand"].removesuffix(":Q")
-    low = alt.Y(**{**y, "shorthand": f"{value}_low:Q"})
-    ends: alt.Chart = base.encode(y=low, y2=f"{value}_high:Q", detail="run:N").mark_area(
-        opacity=0.2
-    )
-    return ends.transform_filter(f"datum.{value}_low != null")
+    ends = base.encode(y=f"{value}_low:Q", y2=f"{value}_high:Q", detail="run:N")
+    band: alt.Chart = ends.mark_area(opacity=0.2).transform_filter(f"datum.{value}_low != null")
+    return band
 
 
 def _ends(value: str) -> list[tuple[str, str, str]]:

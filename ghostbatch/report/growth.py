@@ -12,6 +12,7 @@ import numpy as np
 from ghostbatch.diagnostics import DiffusionFit, fit_diffusion
 from ghostbatch.diagnostics.diffusion import slope_and_exponent
 from ghostbatch.report.runs import Group
+from ghostbatch.report.table import show_spread
 
 FEWEST = 8
 """Points that a fit needs."""
@@ -77,6 +78,4 @@ def _over_seeds(values: tuple[float, ...]) -> str:
     >>> _over_seeds((1.0, 2.0, 3.0)), _over_seeds((2.0,))
     ('2.00 ± 1.00', '2.00 (one seed)')
     """
-    if len(values) == 1:
-        return f"{values[0]:.2f} (one seed)"
-    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+    return show_spread(values, 2) + (" (one seed)" if len(values) == 1 else "")

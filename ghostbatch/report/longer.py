@@ -1,6 +1,5 @@
 """Figures of the title's claim: what a longer first phase, at the high rate, does to the end."""
 
-from collections.abc import Sequence
 from statistics import mean, stdev
 
 import altair as alt
@@ -8,29 +7,34 @@ import numpy as np
 
 from ghostbatch.diagnostics import find_plateau
 from ghostbatch.errors import InputError
-from ghostbatch.report.charts import Plot, axis, layered, markers, rounded
+from ghostbatch.report.charts import Plot, axis, data_of, layered, markers, tips
 from ghostbatch.report.drawing import Data
 from ghostbatch.report.entries import Gap, paired_gap, show_gap
-from ghostbatch.report.grid import Grid
 from ghostbatch.report.growth import first_phase_end
-from ghostbatch.report.runs import Group, Run
+from ghostbatch.report.runs import Group
+from ghostbatch.report.table import Table
 
-WHO = (("column", "column", ""), ("run", "run", ""))
 BEFORE, AFTER = "end of the first phase", "end of training"
 
 
 def accuracy_by_distance(groups: list[Group], _curves: Data) -> Plot | None:
     """Plot final accuracy against final distance; fit the effect of doubling the first phase."""
     groups = _with_drops(groups, "accuracy-by-distance")
-    data: Data = {name: [] for name in ("column", "run", "distance", "accuracy", *_ENDS)}
-    lengths, ends = [], []
+    rows: list[tuple[object, ...]] = []
+    lengths: list[float] = []
+    ends: list[float] = []
     for group in groups:
-        distances = group.over_seeds(lambda s: s.distance)
-        accuracies = group.over_seeds(lambda s: s.accuracy)
+        distances, accuracies = group.ends("distance"), group.ends("accuracy")
         lengths += [float(np.log2(group.runs[0].plan.drop_updates[0]))] * len(accuracies)
-        ends += accuracies
-        _add_points(data, group, distances, accuracies)
-
+        ends += accuracies.values()
+        for seed, accuracy in accuracies.items():
+            rows.append((group.column, f"seed {seed}", distances[seed], accuracy, *[None] * 4))
+        if len(accuracies) > 1:
+            x, y = (_with_bar(list(found.values())) for found in (distances, accuracies))
+            label = f"mean of {len(accuracies)} seeds"
+            rows.append((group.column, label, x[0], y[0], *x[1:], *y[1:]))
+    ranges = ("distance_low", "distance_high", "accuracy_low", "accuracy_high")
+    data = data_of(("column", "run", "distance", "accuracy", *ranges), rows)
     names = [group.column for group in groups]
 
     def layers(base: alt.Chart) -> list[alt.Chart]:
@@ -47,7 +51,7 @@ def accuracy_by_distance(groups: list[Group], _curves: Data) -> Plot | None:
         names,
         axis("distance", "distance from the initial weights at the end"),
         axis("accuracy", "accuracy % at the end"),
-        [*WHO, ("distance", "distance", ".4~g"), ("accuracy", "accuracy %", ".2f")],
+        tips("column", "run", "distance", "accuracy"),
         layers,
     )
     caption = (
@@ -56,39 +60,22 @@ def accuracy_by_distance(groups: list[Group], _curves: Data) -> Plot | None:
         "phases are the same. Hollow points are seeds; filled ones are means, with lines of ± one "
         "standard deviation."
     )
-    return Plot(
-        *("accuracy-by-distance", "Train longer", caption, chart, data),
-        fits=_doubling(np.array(lengths), np.array(ends)),
-    )
+    table = _doubling(np.array(lengths), np.array(ends))
+    return Plot("accuracy-by-distance", "Train longer", caption, chart, data, table)
 
 
-_ENDS = ("distance_low", "distance_high", "accuracy_low", "accuracy_high")
+def _with_bar(values: list[float]) -> tuple[float, float, float]:
+    """Return the mean, and the mean minus and plus one standard deviation."""
+    middle, deviation = mean(values), stdev(values)
+    return middle, middle - deviation, middle + deviation
 
 
-def _add_points(
-    data: Data, group: Group, distances: Sequence[float], accuracies: Sequence[float]
-) -> None:
-    """Add each seed, and the mean with its bars if there are several."""
-    labels = [f"seed {run.seed}" for run in group.finished]
-    lines = [(d, a, None, None, None, None) for d, a in zip(distances, accuracies, strict=True)]
-    points: list[tuple[str, tuple[float | None, ...]]] = list(zip(labels, lines, strict=True))
-    if len(lines) > 1:
-        bars = [(mean(v) - stdev(v), mean(v) + stdev(v)) for v in (distances, accuracies)]
-        middle = (mean(distances), mean(accuracies), *bars[0], *bars[1])
-        points.append((f"mean of {len(lines)} seeds", middle))
-    for label, values in points:
-        data["column"].append(group.column)
-        data["run"].append(label)
-        for name, value in zip(("distance", "accuracy", *_ENDS), values, strict=True):
-            data[name].append(value if value is None else rounded([value])[0])
-
-
-def _doubling(lengths: np.ndarray, ends: np.ndarray) -> Grid | None:
+def _doubling(lengths: np.ndarray, ends: np.ndarray) -> Table | None:
     if len(set(lengths.tolist())) < 2:
         return None
     slope, (low, high) = slope_with_interval(lengths, ends)
     line = ("doubling the first phase", f"{slope:+.2f} points", f"[{low:+.2f}, {high:+.2f}]")
-    return Grid(("", "accuracy", "95 % bootstrap interval"), [line])
+    return Table(("", "accuracy", "95 % bootstrap interval"), [line])
 
 
 def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
@@ -98,30 +85,28 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
     first phase, and the gain from there to the end, each with an interval over seeds.
     """
     groups = _with_drops(groups, "gain-at-drop")
-    data: Data = {name: [] for name in ("column", "run", "when", "length", "accuracy")}
+    rows: list[tuple[object, ...]] = []
     lines = []
     for group in groups:
         length, plan = first_phase_end(group), group.runs[0].plan
-        epoch = plan.samples / plan.recipe.batch
-        curves = {run.seed: _validation(run, epoch) for run in group.finished}
-        before = {
-            seed: [v for t, v in zip(*curve, strict=True) if t <= length / epoch][-1]
-            for seed, curve in curves.items()
-            if curve[0] and curve[0][0] <= length / epoch
-        }
-        ends = {run.seed: run.summary.accuracy for run in group.finished if run.summary}
+        epoch = plan.samples / plan.recipe.batch  # in updates
+        curves, before = [], {}
+        for run in group.finished:
+            records = [r for r in run.records.shown if r.split == "validation"]
+            curves.append(([r.update / epoch for r in records], [r.accuracy for r in records]))
+            if early := [r.accuracy for r in records if r.update <= length]:
+                before[run.seed] = early[-1]
+        ends = group.ends("accuracy")
         for when, values in ((BEFORE, before), (AFTER, ends)):
-            data["when"] += [when] * len(values)
-            data["column"] += [group.column] * len(values)
-            data["run"] += [f"seed {seed}" for seed in values]
-            data["length"] += [length] * len(values)
-            data["accuracy"] += rounded(values.values())
+            for seed, accuracy in values.items():
+                rows.append((group.column, f"seed {seed}", when, length, accuracy))
         try:
-            found = find_plateau(list(curves.values()), drop=length / epoch)
+            found = find_plateau(curves, drop=length / epoch)
             slope = show_gap(Gap(found.slope, found.slope_interval, len(curves)))
         except InputError:  # too few evaluations before the drop
             slope = "–"
         lines.append((group.column, f"{length:,}", slope, show_gap(paired_gap(ends, before))))
+    data = data_of(("column", "run", "when", "length", "accuracy"), rows)
 
     def layers(base: alt.Chart) -> list[alt.Chart]:
         means = base.encode(y="mean(accuracy):Q")
@@ -132,12 +117,7 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
         [BEFORE, AFTER],
         axis("length", "updates of the first phase", log=True, values=sorted({*data["length"]})),
         axis("accuracy", "validation accuracy %"),
-        [
-            *WHO,
-            ("when", "when", ""),
-            ("length", "updates", ",d"),
-            ("accuracy", "accuracy %", ".2f"),
-        ],
+        [*tips("column", "run", "when"), ("length", "updates", ",d"), *tips("accuracy")],
         layers,
     )
     caption = (
@@ -146,14 +126,8 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
         "means. The slope is that of validation accuracy over the last half of the first phase, in "
         "points per epoch; intervals are Student's at 95 %, of the gain over seeds."
     )
-    table = Grid(("", "first phase", "slope before the drop", "gain to the end"), lines)
-    return Plot("gain-at-drop", "The gain at the drop", caption, chart, data, fits=table)
-
-
-def _validation(run: Run, epoch: float) -> tuple[list[float], list[float]]:
-    """Return the times of a run's evaluations in epochs of so many updates, and accuracies."""
-    found = [r for r in run.records.shown if r.split == "validation"]
-    return [r.update / epoch for r in found], [r.accuracy for r in found]
+    table = Table(("", "first phase", "slope before the drop", "gain to the end"), lines)
+    return Plot("gain-at-drop", "The gain at the drop", caption, chart, data, table)
 
 
 def _with_drops(groups: list[Group], kind: str) -> list[Group]:

@@ -3,10 +3,10 @@
 import csv
 import io
 import shlex
+from dataclasses import replace
 from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -14,12 +14,18 @@ from ghostbatch import __version__
 from ghostbatch.files import atomic_file, remove_leftovers
 from ghostbatch.report.charts import Plot
 from ghostbatch.report.drawing import Data, VegaScript, draw_files
-from ghostbatch.report.entries import Entry, entries_of
+from ghostbatch.report.entries import entries_of
 from ghostbatch.report.figures import row_figures
-from ghostbatch.report.grid import by_columns, overview, row_grid
 from ghostbatch.report.instruments import instrument_figures
 from ghostbatch.report.runs import Results, read_results
-from ghostbatch.report.table import Table, show_rates, tables_of
+from ghostbatch.report.table import (
+    Table,
+    by_columns,
+    overview,
+    row_table,
+    show_rates,
+    tables_of,
+)
 from ghostbatch.report.targets import target_figures
 from ghostbatch.train import Record
 
@@ -46,12 +52,8 @@ def write_report(folder: Path, figures: bool = False) -> tuple[Path, list[Table]
     target = folder / "report.html"
     with atomic_file(target) as file:
         file.write(content.encode())
-    return target, [*tables_of(results), *_fits(measured)]
-
-
-def _fits(plots: list[Plot]) -> list[Table]:
-    """Return the tables beside the figures of targets and instruments."""
-    return [Table(p.title, p.fits.lines, [], p.fits.headers) for p in plots if p.fits]
+    fits = [replace(plot.fits, title=plot.title) for plot in measured if plot.fits]
+    return target, [*tables_of(results), *fits]
 
 
 def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str:
@@ -73,16 +75,16 @@ def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str
         version=__version__,
         study=results.study,
         overviews=[overview(group) for group in by_columns(rows) if len(group) > 1],
-        rows={row: (row_grid(entries), entries) for row, entries in rows.items()},
+        rows={row: (row_table(entries), entries) for row, entries in rows.items()},
         notes={name: row.note for name, row in results.study.rows.items() if row.note},
         unreadable=[
             f"{row} {line}".strip() for row, lines in results.unreadable.items() for line in lines
         ],
-        details=lambda entry: _details(entry, folder),
+        show_rates=show_rates,
+        path_of=lambda run: _path(run.folder, folder),
         plots=plots,
         figures={"figures": figures, "data": data},
-        has_records=bool(results.rows),
-        records=RECORDS,
+        records=RECORDS if results.rows else "",
         style=_text("page.css"),
         behaviour=_text("page.js"),
         vega=vega,
@@ -103,48 +105,24 @@ def _distinct(tables: list[Data]) -> tuple[list[Data], list[int]]:
     return found, [places[id(table)] for table in tables]
 
 
-def _details(entry: Entry, folder: Path) -> dict[str, Any]:
-    """Return the recipe of an entry, and what each of its runs cost and ran on."""
-    runs = entry.group.runs if entry.group else []
-    recipe = {name: value for name, value in entry.recipe.as_dict().items() if name != "seed"}
-    return {
-        "recipe": {name: "–" if value is None else value for name, value in recipe.items()},
-        "rates": show_rates(runs[0].plan) if runs else "–",
-        "runs": [
-            {
-                "seed": run.seed,
-                "status": run.status,
-                "summary": run.summary,
-                "recalibrated": entry.recalibrated.get(run.seed),
-                "date": run.date,
-                "header": {"versions": {}, "commit": None, **run.header},
-                "command": f"ghostbatch train --from {_path(run.folder, folder)}",
-            }
-            for run in runs
-        ],
-    }
-
-
 def _path(run: Path, folder: Path) -> str:
     """Return the path of a run as a command takes it, from where the report's folder was named."""
     return shlex.quote(str(folder / run.relative_to(folder.resolve())))
 
 
 def _write_records(results: Results, target: Path) -> None:
-    """Write the records that the figures are made from as CSV."""
+    """Write the records that the figures are made from as CSV, if there are any runs."""
+    if not results.rows:
+        return
     names = list(Record.__dataclass_fields__)
     values_of = attrgetter(*names)
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(["row", "column", "seed", *names])
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "column", "seed", *names])
     for row, groups in results.rows.items():
         for group in groups:
             for run in group.runs:
-                start = io.StringIO()
-                csv.writer(start, lineterminator=",").writerow([row, group.column, run.seed])
-                first = start.getvalue()
-                for record in run.records.shown:
-                    values = ",".join(map(str, values_of(record))).replace("None", "")
-                    text.write(f"{first}{values}\n")
-    if results.rows:
-        with atomic_file(target) as file:
-            file.write(text.getvalue().encode())
+                place = (row, group.column, run.seed)
+                writer.writerows((*place, *values_of(record)) for record in run.records.shown)
+    with atomic_file(target) as file:
+        file.write(text.getvalue().encode())

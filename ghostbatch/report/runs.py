@@ -1,9 +1,9 @@
 """Reads the folder of a study or of single runs: everything that a report is made from."""
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,17 @@ class Group:
         """The runs that ended without diverging."""
         return [run for run in self.runs if run.status == "finished"]
 
-    def over_seeds(self, quantity: Callable[[Summary], float | None]) -> list[float]:
-        """Return a quantity at the end of each finished run that has it."""
-        values = (quantity(run.summary) for run in self.finished if run.summary)
-        return [value for value in values if value is not None]
+    @property
+    def unfinished(self) -> dict[str, int]:
+        """How many runs have diverged and have not finished; without zeros."""
+        statuses = [run.status for run in self.runs]
+        counts = {status: statuses.count(status) for status in ("diverged", "not finished")}
+        return {status: count for status, count in counts.items() if count}
+
+    def ends(self, name: str) -> dict[int, float]:
+        """Return a field of the summaries of the finished runs that have it, by seed."""
+        values = {run.seed: getattr(run.summary, name) for run in self.finished}
+        return {seed: value for seed, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -81,52 +88,8 @@ class Results:
 FILES = ("run.json", "summary.json", "checkpoint.pt")
 """Of these a run that has begun has at least one."""
 
-
-class RunReader:
-    """Reads runs one by one, and notes those that cannot be read."""
-
-    def __init__(self) -> None:
-        self.runs: dict[tuple[str, str], list[Run]] = {}
-        """By row and column."""
-        self.unreadable: dict[str, list[str]] = {}
-        """As in `Results`."""
-        self.errors: list[InputError] = []
-        """Why each of these cannot be read."""
-        self.missing: dict[tuple[str, str], list[int]] = {}
-        """As in `Results`."""
-
-    def read(self, folder: Path, name: str, row: str = "") -> Run | None:
-        """Return the run in a folder, or None if one of its files cannot be read."""
-        try:
-            return _read_run(folder)
-        except InputError as error:
-            problem, remedy = error.problem, error.remedy
-        except OSError as error:
-            problem, remedy = f"{error.filename}: {error.strerror}", "make it readable"
-        line = f"{name} cannot be read: {problem}"
-        self.unreadable.setdefault(row, []).append(line)
-        self.errors.append(InputError(f"{row} {name}".strip(), problem, remedy))
-        return None
-
-    def read_study(self, study: Study, home: Path, top: Path) -> None:
-        """Read the runs below ``top`` that the study in the folder ``home`` declares."""
-        for row, declared in study.rows.items():
-            for column in declared.columns:
-                for seed in study.seeds:
-                    folder = home / row / column / f"seed-{seed}"
-                    if not folder.is_relative_to(top):
-                        continue
-                    if not any((folder / name).exists() for name in FILES):
-                        self.missing.setdefault((row, column), []).append(seed)
-                    elif (run := self.read(folder, f"{column} seed {seed}", row)) is not None:
-                        self.runs.setdefault((row, column), []).append(run)
-
-    def read_single(self, top: Path) -> None:
-        """Read every run below ``top`` as a single one, under the name of its folder."""
-        for path in sorted(top.rglob("run.json")):
-            name = str(path.parent.relative_to(top.parent))
-            if (run := self.read(path.parent, name)) is not None:
-                self.runs[f"{run.plan.recipe.model}-{run.plan.recipe.data}", name] = [run]
+Place = tuple[str, str, str, Path]
+"""Row, column and name of a run, and its folder; a single run has the row ""."""
 
 
 def read_results(folder: Path) -> Results:
@@ -138,43 +101,76 @@ def read_results(folder: Path) -> Results:
     top = folder.resolve()
     home = next((path for path in (top, *top.parents[:3]) if (path / NAME).is_file()), top)
     study = read_study(home) or Study(top.name, instruments=tuple(map(Instrument, MEASUREMENTS)))
-    found = RunReader()
-    found.read_study(study, home, top)
-    if not (found.runs or found.unreadable):
-        study, found.missing = replace(study, rows={}), {}
-        found.read_single(top)
-    if found.errors and not found.runs:
-        first = found.errors[0]
+    places, missing = _declared_runs(study, home, top)
+    if not places:
+        study, missing = replace(study, rows={}), {}
+        paths = sorted(top.rglob("run.json"))
+        names = [str(path.parent.relative_to(top.parent)) for path in paths]
+        places = [("", name, name, path.parent) for name, path in zip(names, paths, strict=True)]
+    runs: dict[tuple[str, str], list[Run]] = {}
+    unreadable: dict[str, list[str]] = {}
+    errors = []
+    for row, column, name, place in places:
+        try:
+            run = _read_run(place)
+        except InputError as error:
+            unreadable.setdefault(row, []).append(f"{name} cannot be read: {error.problem}")
+            errors.append(InputError(f"{row} {name}".strip(), error.problem, error.remedy))
+        else:
+            recipe = run.plan.recipe
+            runs.setdefault((row or f"{recipe.model}-{recipe.data}", column), []).append(run)
+    if errors and not runs:
+        first = errors[0]
         raise InputError("folder", f"no run can be read ({first.problem})", first.remedy)
-    for error in found.errors:
-        warnings.warn(f"{error.field} is left out: {error.problem}; {error.remedy}", stacklevel=2)
+    for each in errors:
+        warnings.warn(f"{each.field} is left out: {each.problem}; {each.remedy}", stacklevel=2)
     measured = any((top / f"{each.name}.json").exists() for each in study.instruments)
-    if not found.runs and not measured:
-        raise InputError(
-            "folder", f"{folder} holds no runs", "name the folder of a study or of a run"
-        )
+    if not runs and not measured:
+        remedy = "name the folder of a study or of a run"
+        raise InputError("folder", f"{folder} holds no runs", remedy)
     rows: dict[str, list[Group]] = {}
-    for (row, column), members in found.runs.items():
+    for (row, column), members in runs.items():
         if _differing(members) - {"seed", "reference"}:
             problem = f"{row} {column} holds runs of different recipes"
             raise InputError("folder", problem, "report the folder of one study")
         rows.setdefault(row, []).append(Group(column, members))
-    return Results(study, rows, found.unreadable, found.missing)
+    return Results(study, rows, unreadable, missing)
+
+
+def _declared_runs(
+    study: Study, home: Path, top: Path
+) -> tuple[list[Place], dict[tuple[str, str], list[int]]]:
+    """Return the runs below ``top`` that have begun, and the missing seeds as in `Results`.
+
+    ``home`` is the folder of the study that declares them.
+    """
+    places: list[Place] = []
+    missing: dict[tuple[str, str], list[int]] = {}
+    for row, declared in study.rows.items():
+        for column, seed in product(declared.columns, study.seeds):
+            folder = home / row / column / f"seed-{seed}"
+            if not folder.is_relative_to(top):
+                continue
+            if any((folder / name).exists() for name in FILES):
+                places.append((row, column, f"{column} seed {seed}", folder))
+            else:
+                missing.setdefault((row, column), []).append(seed)
+    return places, missing
+
+
+def _read_run(folder: Path) -> Run:
+    """Return the run in a folder; raise `InputError` if one of its files cannot be read."""
+    try:
+        header = read_header(folder)
+        plan = Recipe.from_dict(header["recipe"]).plan(header["samples"])
+        records = read_run_records(folder / "metrics.jsonl", plan.updates)
+        return Run(folder, plan, header, records, read_summary(folder / "summary.json"))
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}"
+        raise InputError("folder", problem, "make it readable") from None
 
 
 def _differing(runs: list[Run]) -> set[str]:
     """Return the fields in which the runs' recipes are not all the same."""
     first, *others = (vars(run.plan.recipe) for run in runs)
     return {name for name in first if any(first[name] != other[name] for other in others)}
-
-
-def _read_run(folder: Path) -> Run:
-    header = read_header(folder)
-    plan = Recipe.from_dict(header["recipe"]).plan(header["samples"])
-    return Run(
-        folder=folder,
-        plan=plan,
-        header=header,
-        records=read_run_records(folder / "metrics.jsonl", plan.updates),
-        summary=read_summary(folder / "summary.json"),
-    )

@@ -1,37 +1,46 @@
-"""The tables of a study as text, for the terminal and the page."""
+"""Tables of text: of a row of the study for the terminal and for the page, and the paper's."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
 from ghostbatch.optim import update_at
 from ghostbatch.recipe import Plan
+from ghostbatch.report.entries import Entry, show_gap
 from ghostbatch.report.runs import Group, Results
 
-HEADERS = (
-    *("", "accuracy %", "recal. %", "seeds", "batch", "ghosts", "updates", "epochs", "distance"),
-    "s / run",
-)
+COSTS = ("batch", "ghosts", "updates", "epochs", "distance", "s / run")
+HEADERS = ("", "accuracy %", "recal. %", "seeds", *COSTS)
+"""Headers of a table for the terminal."""
+
 RECALIBRATED = "recal. %: accuracy with running statistics that are averages over the training set"
 
 
 @dataclass(frozen=True)
 class Table:
-    """One row of a study as a table, with one line per column of the study; or other figures."""
+    """A table of text."""
 
-    title: str
+    headers: tuple[str, ...]
     lines: Sequence[tuple[str, ...]]
-    notes: list[str]
-    headers: tuple[str, ...] = HEADERS
+    title: str = ""
+    notes: Sequence[str] = ()
 
 
-def table_of(row: str, groups: list[Group], unreadable: Sequence[str] = ()) -> Table:
-    """Return the table of a row of the study; its notes end with the ``unreadable`` runs."""
+def tables_of(results: Results) -> list[Table]:
+    """Return a table for the terminal of each row that has runs, one line per column."""
+    return [
+        Table(HEADERS, list(map(_line, groups)), row, _notes(results, row))
+        for row, groups in results.rows.items()
+    ]
+
+
+def _notes(results: Results, row: str) -> list[str]:
+    """Return the notes below the table of a row."""
+    groups = results.rows[row]
     notes = [
         f"{group.column}: {count} of {len(group.runs)} {status}"
         for group in groups
-        for status in ("diverged", "not finished")
-        if (count := sum(run.status == status for run in group.runs))
+        for status, count in group.unfinished.items()
     ]
     notes += [
         f"{group.column}: accuracy on {held:,} held-out training images, not on the test set"
@@ -39,46 +48,101 @@ def table_of(row: str, groups: list[Group], unreadable: Sequence[str] = ()) -> T
         if (held := group.runs[0].plan.recipe.holdout)
     ]
     notes += [
-        f"{group.column}: {show_spread(averaged)} % with averaged weights"
+        f"{group.column}: {show_spread(averaged.values())} % with averaged weights"
         for group in groups
-        if (averaged := group.over_seeds(lambda s: s.ema_accuracy))
+        if (averaged := group.ends("ema_accuracy"))
     ]
-    if any(group.over_seeds(lambda s: s.recalibrated_accuracy) for group in groups):
+    if any(group.ends("recalibrated_accuracy") for group in groups):
         notes.append(RECALIBRATED)
-    return Table(row, [_line(group) for group in groups], [*notes, *unreadable])
-
-
-def tables_of(results: Results) -> list[Table]:
-    """Return the tables of the rows that have runs."""
-    unreadable = results.unreadable
-    return [table_of(row, groups, unreadable.get(row, ())) for row, groups in results.rows.items()]
+    return notes + results.unreadable.get(row, [])
 
 
 def _line(group: Group) -> tuple[str, ...]:
-    accuracy = show_spread(group.over_seeds(lambda s: s.accuracy))
-    recalibrated = show_spread(group.over_seeds(lambda s: s.recalibrated_accuracy))
+    costs = _costs(group)
+    if group.finished:
+        plan = group.runs[0].plan
+        costs["distance"] = show_spread(group.ends("distance").values())
+        costs["s / run"] = f"{mean(group.ends('seconds').values()):.1f}"
+        if plan.recipe.hold != "distance":  # with it, the plan has upper bounds only
+            costs["epochs"] = f"{float(plan.seen.epochs):.4g}"
+    accuracies = (group.ends(name).values() for name in ("accuracy", "recalibrated_accuracy"))
+    count = str(len(group.finished))
+    return (group.column, *map(show_spread, accuracies), count, *costs.values())
+
+
+def _costs(group: Group) -> dict[str, str]:
+    """Return what the finished runs of a column did, on average; dashes if there are none."""
     if not group.finished:
-        return (group.column, accuracy, recalibrated, "0", *["–"] * (len(HEADERS) - 4))
+        return dict.fromkeys(COSTS, "–")
     plan = group.runs[0].plan
-    updates, epochs = float(plan.updates), float(plan.seen.epochs)
-    if plan.recipe.hold == "distance":  # the plan has upper bounds only
-        updates = mean(group.over_seeds(lambda s: s.updates))
-        epochs = mean(group.over_seeds(lambda s: s.epochs))
-    return (
-        group.column,
-        accuracy,
-        recalibrated,
-        str(len(group.finished)),
-        f"{plan.recipe.batch:,}",
-        str(plan.ghosts) if plan.recipe.ghost else "plain",
-        f"{updates:,.0f}",
-        f"{epochs:.4g}",
-        show_spread(group.over_seeds(lambda s: s.distance)),
-        f"{mean(group.over_seeds(lambda s: s.seconds)):.1f}",
-    )
+    names = ("updates", "epochs", "distance", "seconds")
+    updates, epochs, distance, seconds = (mean(group.ends(name).values()) for name in names)
+    return {
+        "batch": f"{plan.recipe.batch:,}",
+        "ghosts": str(plan.ghosts) if plan.recipe.ghost else "plain",
+        "updates": f"{updates:,.0f}",
+        "epochs": f"{epochs:.4g}",
+        "distance": f"{distance:.4g}",
+        "s / run": f"{seconds:,.1f}",
+    }
 
 
-def show_spread(values: Sequence[float], digits: int = 1) -> str:
+def row_table(entries: Sequence[Entry]) -> Table:
+    """Return the page's table of a row, one line per column; headers without values are left out.
+
+    It has no title and no notes.
+    """
+    first = entries[0].column
+    lines = [
+        {
+            "": entry.column,
+            "accuracy %": show_spread(entry.accuracies.values(), 2),
+            "n": str(len(entry.accuracies)),
+            "recalibrated %": _spread_or_nothing(entry.recalibrated),
+            "paper %": _number(entry.paper, ".2f"),
+            "difference": _number(entry.difference, "+.2f"),
+            f"gap to {first}, 95 %": show_gap(entry.gap),
+            "EMA %": _spread_or_nothing(entry.averaged),
+            f"EMA, gap to {first}": show_gap(entry.averaged_gap),
+            **_costs(entry.group),
+            "marks": "; ".join(entry.marks),
+        }
+        for entry in entries
+    ]
+    headers = tuple(name for name in lines[0] if any(line[name] for line in lines))
+    return Table(headers, [tuple(line[name] for name in headers) for line in lines])
+
+
+def _spread_or_nothing(values: dict[int, float]) -> str:
+    return show_spread(values.values(), 2) if values else ""
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
+
+
+def by_columns(rows: dict[str, list[Entry]]) -> list[dict[str, list[Entry]]]:
+    """Return the rows in groups that have the same columns, in order."""
+    groups: dict[tuple[str, ...], dict[str, list[Entry]]] = {}
+    for row, entries in rows.items():
+        groups.setdefault(tuple(entry.column for entry in entries), {})[row] = entries
+    return list(groups.values())
+
+
+def overview(rows: dict[str, list[Entry]]) -> Table:
+    """Return the table of rows by columns, as the paper prints it; the rows have equal columns."""
+    lines: list[tuple[str, ...]] = []
+    for row, entries in rows.items():
+        spreads = [show_spread(entry.accuracies.values(), 2) for entry in entries]
+        counts = [f" ({len(entry.accuracies)})" if entry.accuracies else "" for entry in entries]
+        lines.append((row, *map("".join, zip(spreads, counts, strict=True))))
+        if any(entry.paper is not None for entry in entries):
+            lines.append(("the paper", *(_number(entry.paper, ".2f") for entry in entries)))
+    columns = next(iter(rows.values()))
+    return Table(("", *(entry.column for entry in columns)), lines)
+
+
+def show_spread(values: Collection[float], digits: int = 1) -> str:
     """Return the mean, and the sample standard deviation if there are several values, as text.
 
     >>> show_spread([96.5, 96.2, 96.2]), show_spread([96.2], digits=2), show_spread([])

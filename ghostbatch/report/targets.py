@@ -1,24 +1,20 @@
 """When runs reach a target accuracy: updates against the batch size, and time beside the first."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import floor
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import altair as alt
 
-from ghostbatch.report.charts import Plot, axis, layered, markers, rounded, ticks
+from ghostbatch.report.charts import Plot, axis, dashed, data_of, layered, markers, ticks, tips
 from ghostbatch.report.drawing import Data
-from ghostbatch.report.grid import Grid
 from ghostbatch.report.runs import Group, Results, Run
-from ghostbatch.report.table import show_spread
+from ghostbatch.report.table import Table, show_spread
 from ghostbatch.train import Record
 
 BELOW = 10
 """Points of accuracy below the target that the figure of time shows; lower ones are at its edge."""
-
-Layers = Callable[[alt.Chart], Sequence[alt.Chart]]
 
 
 class Reached(NamedTuple):
@@ -60,16 +56,32 @@ def time_to_accuracy(groups: list[Group], _curves: Data) -> Plot | None:
     if not groups:
         return None
     first = groups[0].column
-    target = mean(groups[0].over_seeds(lambda s: s.accuracy))
-    data: Data = {name: [] for name in ("column", "seconds", "images", "accuracy", "target")}
+    target = mean(groups[0].ends("accuracy").values())
+    rows: list[tuple[object, ...]] = []
     for group in groups:
-        _add_curve(data, group, target if group is groups[0] else None)
+        seeds = [{r.update: r.accuracy for r in _validated(run)} for run in group.finished]
+        for update in sorted(set.intersection(*map(set, seeds))):
+            when = [_at(run, update) for run in group.finished]
+            seconds, accuracy = mean(w.seconds for w in when), mean(seed[update] for seed in seeds)
+            shown = target if group is groups[0] else None
+            rows.append((group.column, float(seconds), when[0].images, float(accuracy), shown))
+    data = data_of(("column", "seconds", "images", "accuracy", "target"), rows)
     names = [group.column for group in groups]
+
+    def layers(base: alt.Chart) -> list[alt.Chart]:
+        return [
+            base.mark_line(strokeJoin="round", strokeWidth=2),
+            markers(base, "column", names, 25),
+            dashed(base).encode(y="target:Q").transform_filter("datum.target != null"),
+        ]
+
     chart = layered(
-        *("column", names, axis("seconds", "seconds, about", log=True)),
+        "column",
+        names,
+        axis("seconds", "seconds, about", log=True),
         axis("accuracy", "validation accuracy %", low=max(0, floor(target - BELOW))),
-        [("column", "column", ""), *_TIME, ("accuracy", "accuracy %", ".2f")],
-        _curves_and_target(names),
+        tips("column", "seconds", "images", "accuracy"),
+        layers,
     )
     caption = (
         "Validation accuracy against time: means over seeds. The dashed line is the mean accuracy "
@@ -78,39 +90,11 @@ def time_to_accuracy(groups: list[Group], _curves: Data) -> Plot | None:
         "those of the run times the share of its updates that were done, so the time of "
         "evaluations is spread evenly; runs that shared a device took longer than alone."
     )
-    table = Grid(
+    table = Table(
         ("", f"seeds that reach {target:.2f} %", "updates", "images", "seconds, about"),
         [_time_line(group, target) for group in groups],
     )
     return Plot("time-to-accuracy", f"Time to the accuracy of {first}", caption, chart, data, table)
-
-
-_TIME = (("seconds", "seconds", ",.1f"), ("images", "images", ".4~s"))
-
-
-def _curves_and_target(names: Sequence[str]) -> Layers:
-    def layers(base: alt.Chart) -> list[alt.Chart]:
-        dashed = base.mark_line(strokeDash=[5, 4], strokeWidth=1.4, stroke="currentColor")
-        return [
-            base.mark_line(strokeJoin="round", strokeWidth=2),
-            markers(base, "column", names, 25),
-            dashed.encode(y="target:Q").transform_filter("datum.target != null"),
-        ]
-
-    return layers
-
-
-def _add_curve(data: Data, group: Group, target: float | None) -> None:
-    """Add the mean accuracy and the mean time of a column at each evaluation, and the target."""
-    seeds = [{r.update: r.accuracy for r in _validated(run)} for run in group.finished]
-    updates = sorted(set.intersection(*map(set, seeds)))
-    for update in updates:
-        when = [_at(run, update) for run in group.finished]
-        data["images"].append(when[0].images)
-        data["seconds"] += rounded([mean(each.seconds for each in when)])
-        data["accuracy"] += rounded([mean(seed[update] for seed in seeds)])
-    data["column"] += [group.column] * len(updates)
-    data["target"] += [target] * len(updates)
 
 
 def _time_line(group: Group, target: float) -> tuple[str, ...]:
@@ -128,32 +112,49 @@ def _time_line(group: Group, target: float) -> tuple[str, ...]:
 class Point:
     """The fewest updates to a target at a batch size, of the rows whose seeds all reach it."""
 
-    norm: str
+    series: str
+    """Norm and target, as the legend calls them."""
     batch: int
-    target: float
     row: str
     updates: list[float]
     """By seed."""
+    perfect: float
+    """Updates of perfect scaling from the smallest batch of the series."""
 
-    @property
-    def series(self) -> str:
-        """What the legend calls it."""
-        return f"{self.norm}, {self.target:g} %"
+
+Key = tuple[bool, float, int]
+"""Whether there are ghosts, the target, and the batch."""
+
+NORMS = ("plain norm", "ghosts")
 
 
 def target_figures(results: Results) -> list[Plot]:
     """Return the figure of updates to each target of the study against the batch size, if any."""
-    targets = results.study.targets
-    points = _points(results)
-    if not targets or not points:
+    found = _points(results)
+    if not found:
         return []
-    data: Data = {
-        "series": [point.series for point in points],
-        "batch": [point.batch for point in points],
-        "updates": rounded(mean(point.updates) for point in points),
-        "perfect": rounded(_perfect(point, points) for point in points),
-        "row": [point.row for point in points],
-    }
+    points = list(found.values())
+    rows = [(p.series, p.batch, float(mean(p.updates)), p.perfect, p.row) for p in points]
+    data = data_of(("series", "batch", "updates", "perfect", "row"), rows)
+    names = list(dict.fromkeys(data["series"]))
+    both = [*data["updates"], *data["perfect"]]
+
+    def layers(base: alt.Chart) -> list[alt.Chart]:
+        perfect = base.mark_line(strokeDash=[5, 4], strokeWidth=1, opacity=0.8)
+        return [
+            base.mark_line(strokeWidth=2),
+            markers(base, "series", names),
+            perfect.encode(y="perfect:Q"),
+        ]
+
+    chart = layered(
+        "series",
+        names,
+        axis("batch", "batch", log=True, values=sorted({*data["batch"]})),
+        axis("updates", "updates to the target", log=True, values=ticks(min(both), max(both))),
+        tips("series", "batch", "row", "updates", "perfect"),
+        layers,
+    )
     caption = (
         "Updates to the first evaluation at or above each target accuracy, against the batch size: "
         "means over seeds. Of the rows, which differ in the length of the runs, the one with the "
@@ -161,78 +162,52 @@ def target_figures(results: Results) -> list[Plot]:
         "lines are perfect scaling from the smallest batch of each curve: twice the batch, half "
         "the updates. The table has the factor to it in brackets, which is also that of images."
     )
-    title, chart, table = "Updates to a target accuracy", _scaling(data), _table(results, points)
+    title, table = "Updates to a target accuracy", _table(results, found)
     return [Plot("updates-to-target", title, caption, chart, data, table)]
 
 
-def _scaling(data: Data) -> dict[str, Any]:
-    names = list(dict.fromkeys(data["series"]))
-    both = [*data["updates"], *data["perfect"]]
-
-    def layers(base: alt.Chart) -> list[alt.Chart]:
-        dashed = base.mark_line(strokeDash=[5, 4], strokeWidth=1, opacity=0.8)
-        return [
-            base.mark_line(strokeWidth=2),
-            markers(base, "series", names),
-            dashed.encode(y="perfect:Q"),
-        ]
-
-    return layered(
-        *("series", names),
-        axis("batch", "batch", log=True, values=sorted({*data["batch"]})),
-        axis("updates", "updates to the target", log=True, values=ticks(min(both), max(both))),
-        [
-            *(("series", "series", ""), ("batch", "batch", ",d"), ("row", "row", "")),
-            *(("updates", "updates", ",.0f"), ("perfect", "perfect scaling", ",.0f")),
-        ],
-        layers,
-    )
+def _place(group: Group) -> tuple[bool, int]:
+    """Return whether a column has ghosts, and its batch."""
+    recipe = group.runs[0].plan.recipe
+    return recipe.ghost is not None, recipe.batch
 
 
-def _norm(group: Group) -> str:
-    ghost = group.runs[0].plan.recipe.ghost
-    return "plain norm" if ghost is None else "ghosts"
-
-
-def _points(results: Results) -> list[Point]:
-    """Return the points that are reached, by norm, target and batch."""
-    best: dict[tuple[str, float, int], Point] = {}
+def _points(results: Results) -> dict[Key, Point]:
+    """Return the points that are reached, by norm, target and batch in order."""
+    best: dict[Key, tuple[str, list[float]]] = {}
     for row, groups in results.rows.items():
         for group in (group for group in groups if group.finished):
-            batch = group.runs[0].plan.recipe.batch
+            ghosts, batch = _place(group)
             for target in results.study.targets:
                 ends = reached(group, target)
                 updates = [float(each.updates) for each in ends if each]
-                if len(updates) < len(ends):
-                    continue
-                point = Point(_norm(group), batch, target, row, updates)
-                key = (point.norm, target, batch)
-                if key not in best or mean(updates) < mean(best[key].updates):
-                    best[key] = point
-    return [best[key] for key in sorted(best, key=lambda key: (key[0] != "plain norm", *key[1:]))]
+                key = (ghosts, target, batch)
+                if len(updates) == len(ends) and (
+                    key not in best or mean(updates) < mean(best[key][1])
+                ):
+                    best[key] = (row, updates)
+    points: dict[Key, Point] = {}
+    images: dict[str, float] = {}  # those of the smallest batch of each series
+    for (ghosts, target, batch), (row, updates) in sorted(best.items()):
+        series = f"{NORMS[ghosts]}, {target:g} %"
+        images.setdefault(series, mean(updates) * batch)
+        point = Point(series, batch, row, updates, perfect=images[series] / batch)
+        points[ghosts, target, batch] = point
+    return points
 
 
-def _perfect(point: Point, points: Sequence[Point]) -> float:
-    """Return the updates of perfect scaling from the smallest batch of the same curve."""
-    start = min((p for p in points if p.series == point.series), key=lambda p: p.batch)
-    return mean(start.updates) * start.batch / point.batch
-
-
-def _table(results: Results, points: Sequence[Point]) -> Grid:
+def _table(results: Results, points: dict[Key, Point]) -> Table:
     """Return a line for each norm and batch, with the updates to each target."""
     targets = results.study.targets
-    found = {(point.norm, point.batch, point.target): point for point in points}
-    groups = [g for groups in results.rows.values() for g in groups if g.finished]
-    places = {(_norm(group), group.runs[0].plan.recipe.batch) for group in groups}
+    places = {_place(g) for groups in results.rows.values() for g in groups if g.finished}
     lines = []
-    for norm, batch in sorted(places, key=lambda place: (place[0] != "plain norm", place[1])):
-        texts = []
-        for target in targets:
-            point = found.get((norm, batch, target))
-            if point is None:
-                texts.append("not reached")
-                continue
-            factor = mean(point.updates) / _perfect(point, points)
-            texts.append(f"{show_spread(point.updates, 0)} ({factor:.2f} x; {point.row})")
-        lines.append((norm, f"{batch:,}", *texts))
-    return Grid(("", "batch", *(f"{target:g} %" for target in targets)), lines)
+    for ghosts, batch in sorted(places):
+        found = [points.get((ghosts, target, batch)) for target in targets]
+        texts = (_show_point(point) if point else "not reached" for point in found)
+        lines.append((NORMS[ghosts], f"{batch:,}", *texts))
+    return Table(("", "batch", *(f"{target:g} %" for target in targets)), lines)
+
+
+def _show_point(point: Point) -> str:
+    factor = mean(point.updates) / point.perfect
+    return f"{show_spread(point.updates, 0)} ({factor:.2f} x; {point.row})"

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import ClassVar
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 
@@ -153,16 +153,16 @@ class StudyProgress:
         self._running: dict[Cell, TaskID] = {}
         self._first: dict[Cell, int] = {}
         """The update at which this command began or continued each cell."""
-        self._per_update: dict[Cell, float] = {}
+        self._seconds: dict[Cell, float] = {}
         self._to_do: dict[Cell, float] = {}
         self._done: dict[Cell, float] = {}
-        """Seconds of work of this command, by cell: of an update, in all, and so far."""
+        """Seconds of work by cell: of all its updates, of this command, and done by it so far."""
         self._ended = 0
 
     def start(self, cost: Cost, workers: int) -> None:
         """Say what is to be done; ``cost`` is that of the cells that have not ended."""
-        self._to_do = {cell: cost.seconds.get(cell, 0.0) for cell in cost.cells}
-        self._per_update = {cell: self._to_do[cell] / cell.plan.updates for cell in cost.cells}
+        self._seconds = {cell: cost.seconds.get(cell, 0.0) for cell in cost.cells}
+        self._to_do = dict(self._seconds)
         self._ended = len(self._cells) - len(cost.cells)
         console = self._bars.console
         if self._ended:
@@ -180,18 +180,17 @@ class StudyProgress:
             self._show_end(cell, event)
 
     def _show_record(self, cell: Cell, record: Record) -> None:
-        updates, per_update = cell.plan.updates, self._per_update.get(cell, 0.0)
+        updates = cell.plan.updates
+        per_update = self._seconds.get(cell, 0.0) / updates
         if cell not in self._running:
-            self._running[cell] = self._bars.add_task(cell.name, steps="", note="")
-        if cell not in self._first:
+            self._running[cell] = self._bars.add_task(cell.name, total=updates, steps="", note="")
             self._first[cell] = record.update
             self._to_do[cell] = per_update * (updates - record.update)
-        steps = f"update {record.update:,} / {updates:,}"
-        task = self._running[cell]
-        self._bars.update(task, completed=record.update, total=updates, steps=steps)
-        if record.split == "validation":
-            self._bars.update(task, note=f"{record.accuracy:.1f} %")
         self._done[cell] = per_update * (record.update - self._first[cell])
+        steps = f"update {record.update:,} / {updates:,}"
+        self._bars.update(self._running[cell], completed=record.update, steps=steps)
+        if record.split == "validation":
+            self._bars.update(self._running[cell], note=f"{record.accuracy:.1f} %")
         self._show_work()
 
     def _show_end(self, cell: Cell, event: Summary | Failure) -> None:
@@ -254,25 +253,25 @@ def instrument_progress(name: str, bars: Progress) -> Callable[[int, int], None]
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """Print a study's tables."""
+    """Print a study's tables with their notes."""
     for table in tables:
-        grid = make_grid(table.title, gap=1)  # so that it fits into 80 columns
-        for header in table.headers:
-            grid.add_column(header, justify="left" if not header else "right")
-        for line in table.lines:
-            grid.add_row(*line)
-        print_grid(grid, console)
+        print_table(table, console, justify="right")
         for note in table.notes:
             console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def make_grid(title: str, *headers: str, gap: int = 2) -> Grid:
-    """Return a table without lines, with ``gap`` spaces between columns, for `print_grid`."""
-    return Grid(*headers, title=title, title_justify="left", box=None, padding=(0, gap, 0, 0))
+def print_table(
+    table: Table, console: Console, gap: int = 1, justify: JustifyMethod = "left"
+) -> None:
+    """Print a table, ``gap`` spaces between columns; the first column is always on the left.
 
-
-def print_grid(grid: Grid, console: Console) -> None:
-    """Print a table at its own width: no number is cut or wrapped, however narrow the terminal."""
+    The table has its own width: no number is cut or wrapped, however narrow the terminal.
+    """
+    grid = Grid(title=table.title, title_justify="left", box=None, padding=(0, gap, 0, 0))
+    for header in table.headers:
+        grid.add_column(header, justify=justify if header else "left")
+    for line in table.lines:
+        grid.add_row(*line)
     width, console.width = console.width, WIDE
     console.print(grid)
     console.width = width

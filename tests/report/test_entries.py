@@ -116,6 +116,13 @@ def test_csv_has_a_line_per_run(results):
     ]
 
 
+def test_csv_has_the_versions_of_every_run(results):
+    results.rows["a_row"][0].runs[1].header["versions"]["triton"] = "3"
+    header, *lines = EXPORTS["csv"](results).splitlines()
+    assert header.endswith(",torch,triton")
+    assert [line.split(",")[-2:] for line in lines][:2] == [["2", ""], ["2", "3"]]
+
+
 def test_json_has_numbers_of_every_column(results):
     found = json.loads(EXPORTS["json"](results))
     assert (found["study"], found["scale"]) == ("tiny", 0.1)

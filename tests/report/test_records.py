@@ -55,15 +55,6 @@ def test_a_long_file_is_shown_at_steps_of_log_time_and_at_equal_steps(written):
     assert [r.update for r in spaced] == [t for t in log_spaced(10**9) if t <= count]
 
 
-def test_what_is_shown_does_not_depend_on_where_blocks_end(written, monkeypatch):
-    path = written(5000)
-    whole = read_run_records(path, 5000)
-    for block in (1000, 4097, 10**7):
-        monkeypatch.setattr("ghostbatch.report.records.BLOCK", block)
-        monkeypatch.setattr("ghostbatch.report.records.ALL", 0)
-        assert read_run_records(path, 5000) == whole
-
-
 def test_records_with_checksums_are_read_as_one_by_one(written, tmp_path):
     plain = read_records(written(30))
     varied = [

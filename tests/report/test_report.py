@@ -447,7 +447,7 @@ def test_a_folder_without_runs_is_refused_and_left_empty(tmp_path):
 
 def test_a_note_with_brackets_in_its_path_is_printed_as_it_is(capsys):
     note = "SB seed 1 cannot be read: " + "a long/" * 20 + "[red]/metrics.jsonl is damaged"
-    print_tables([Table("row", [], [note])], Console())
+    print_tables([Table((), [], notes=[note])], Console())
     assert capsys.readouterr().out.splitlines()[-1] == note
 
 

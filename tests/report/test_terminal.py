@@ -58,7 +58,7 @@ def study(clock):
 def test_a_table_shows_every_number_whole_in_one_line_at_any_width(width, is_terminal):
     line = ("wresnet16-4 +GBN", "93.1 ± 0.2", "3", "4,096", *["1,234,567.89"] * (len(HEADERS) - 4))
     where = console(width=width, force_terminal=is_terminal)
-    print_tables([Table("row", [line], [])], where)
+    print_tables([Table(HEADERS, [line], "row")], where)
     assert where.width == width
     printed = where.file.getvalue().splitlines()[-1]
     assert printed.split() == " ".join(line).split()
