@@ -21,7 +21,7 @@ from ghostbatch.report.drawing import Data, draw_svg
 from ghostbatch.report.entries import paired_gap, show_gap
 from ghostbatch.study import STUDIES
 from ghostbatch.study.rows import paper_row
-from results import NAMES, WARM_UP, Cell, read
+from results import NAMES, WARM_UP, read
 
 HERE = Path(__file__).resolve().parents[1]
 FIGURES, CHOOSING = HERE / "docs" / "figures", HERE / "docs" / "choosing.md"
@@ -51,7 +51,10 @@ def files() -> dict[Path, str]:
 
 def changes() -> list[str]:
     """Return a table of what each change brought, in points of accuracy, by network."""
-    rows = {row: {cell.column: cell for cell in cells} for row, cells in read("table1").items()}
+    rows = {
+        row: {group.column: group.ends("accuracy") for group in results.rows[row]}
+        for row, results in read("table1").items()
+    }
     lines = [
         f"| change | {' | '.join(NAMES[row] for row in rows)} | the paper, six networks |",
         "|---" * (len(rows) + 2) + "|",
@@ -65,11 +68,11 @@ def changes() -> list[str]:
     return lines
 
 
-def _gain(cells: dict[str, Cell], before: str, after: str) -> str:
+def _gain(cells: dict[str, dict[int, float]], before: str, after: str) -> str:
     """Return the mean gain over the seeds of both columns, also that with a warm-up in both."""
     pairs = {"": (before, after), "; warm-up ": (f"{before}{WARM_UP}", f"{after}{WARM_UP}")}
     shown = [
-        prefix + show_gap(paired_gap(*(cells[name].values("accuracy") for name in pair[::-1])))
+        prefix + show_gap(paired_gap(*(cells[name] for name in pair[::-1])))
         for prefix, pair in pairs.items()
         if cells.keys() >= set(pair)
     ]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 if not torch.cuda.is_available():
     # Triton then runs kernels in its interpreter; this must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell starts background jobs with Ctrl-C ignored; processes that tests start would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

@@ -8,13 +8,9 @@ from typing import Any
 from ghostbatch.cli.flags import parse
 from ghostbatch.data import DATASETS, find_info
 from ghostbatch.nn import MODELS
-from ghostbatch.recipes import PROVISIONAL, RECIPES
+from ghostbatch.recipes import RECIPES
 from ghostbatch.study import STUDIES, Cost
 
-PROVISIONAL_MEANS = (
-    "provisional: the regime is not calibrated to the paper's small-batch accuracy yet; do not "
-    "compare the results with the paper's"
-)
 TIME = "time on this machine: ghostbatch train RECIPE --dry-run, ghostbatch study STUDY --dry-run"
 
 
@@ -42,9 +38,8 @@ def command(argv: Sequence[str]) -> None:
     for title, table in tables.items():
         print(title.replace("_", " "))
         for entry in table:
-            mark = " (provisional)" if entry.get("provisional") else ""
-            print(f"  {entry['name']:<{width}} {_cost(entry)}{entry['about']}{mark}")
-    print(f"\n{PROVISIONAL_MEANS}\n{TIME}")
+            print(f"  {entry['name']:<{width}} {_cost(entry)}{entry['about']}")
+    print(f"\n{TIME}")
 
 
 def _entry(name: str, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
@@ -55,12 +50,7 @@ def _entry(name: str, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]
 def _recipe(name: str) -> dict[str, Any]:
     recipe = RECIPES[name]()
     updates = recipe.plan(find_info(recipe.data).samples).updates
-    return {
-        **_entry(name, RECIPES),
-        "updates": updates,
-        "images": updates * recipe.batch,
-        "provisional": name in PROVISIONAL,
-    }
+    return {**_entry(name, RECIPES), "updates": updates, "images": updates * recipe.batch}
 
 
 def _study(name: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from statistics import mean, stdev
 
 from ghostbatch.diagnostics.plateau import student_quantile
 from ghostbatch.recipe import Recipe
-from ghostbatch.recipes import PROVISIONAL
 from ghostbatch.report.runs import Group, Results
 
 
@@ -101,8 +100,6 @@ def _marks(results: Results, row: str, group: Group, recipe: Recipe) -> list[str
         marks.append("single seed")
     if results.study.scale != 1:
         marks.append(f"scaled: epochs × {results.study.scale:g}")
-    if f"{recipe.model}-{recipe.data}" in PROVISIONAL:
-        marks.append("provisional regime")
     if recipe.holdout:
         marks.append(f"on {recipe.holdout:,} held-out training images")
     return marks

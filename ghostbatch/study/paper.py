@@ -33,8 +33,7 @@ def table1() -> Study:
     Command: ``ghostbatch study table1``.
     The paper: +RA is at least as good as SB in five rows of six; ResNet44 has SB 92.83, LB 86.10,
     +LR 89.30, +GBN 90.50, +RA 93.07 %. Reports show its figures beside every cell.
-    Expected: what docs/results.md lists, of the cells that were run, in bf16. The regimes of C3
-    and VGG are provisional.
+    Expected: what docs/results.md lists, of the cells that were run, in bf16.
     Cost: 1,748 million images per seed, of which +RA takes 1,536 million.
     """
     accuracies = {  # SB, LB, +LR, +GBN, +RA

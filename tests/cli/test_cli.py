@@ -13,7 +13,6 @@ from image_folder import write_images
 import ghostbatch
 from ghostbatch.cli.train import RunOptions
 from ghostbatch.errors import RankLocalError
-from ghostbatch.recipes import PROVISIONAL
 from ghostbatch.study import Failure
 
 BAD_INPUT = {  # the field that the error names, and the command
@@ -178,12 +177,6 @@ def test_list_names_everything(run):
     _, out, _ = run("list")
     for name in ("f1-digits", "wresnet16-4-cifar100", "quick", "f1", "digits", "fashion-mnist"):
         assert f"  {name} " in out
-
-
-def test_list_marks_the_recipes_that_are_provisional(run):
-    _, out, _ = run("list")
-    marked = {line.split()[0] for line in out.splitlines() if line.endswith("(provisional)")}
-    assert marked == PROVISIONAL
 
 
 def test_plan_does_not_read_the_data_set(run):

@@ -8,7 +8,7 @@ import pytest
 
 from ghostbatch.data import find_info
 from ghostbatch.files import read_regular
-from ghostbatch.recipes import PROVISIONAL, RECIPES
+from ghostbatch.recipes import RECIPES
 from ghostbatch.study import Cost, find_study
 from ghostbatch.train import Summary, read_records
 from ghostbatch.train.record import write_summary
@@ -101,17 +101,10 @@ def test_list_shows_what_each_recipe_and_study_costs(run):
     assert "no training runs" in lines["walk"]
 
 
-def test_list_says_in_one_line_what_provisional_means(run):
-    (line,) = [line for line in run("list")[1].splitlines() if line.startswith("provisional: ")]
-    assert "not calibrated" in line
-    assert "do not compare" in line
-
-
 def test_list_prints_json(run):
     tables = json.loads(run("list", "--json")[1])
     assert list(tables) == ["recipes", "studies", "networks", "data_sets"]
     recipes = {entry["name"]: entry for entry in tables["recipes"]}
-    assert {name for name in recipes if recipes[name]["provisional"]} == PROVISIONAL
     for name, entry in recipes.items():
         recipe = RECIPES[name]()
         assert entry["updates"] == recipe.plan(find_info(recipe.data).samples).updates

@@ -50,23 +50,23 @@ def run(recipe, seed, ended):
 @pytest.fixture
 def results():
     """SB of two seeds; LB of one, diverged once; +LR not begun."""
-    small, provisional = find_recipe("f1-digits"), find_recipe("vgg-cifar10")
+    small = find_recipe("f1-digits")
     groups = [
         Group("SB", [run(small, 0, summary(90.0)), run(small, 1, summary(91.0))]),
         Group("LB", [run(small, 0, summary(85.0)), run(small, 1, summary(10.0, "diverged"))]),
     ]
-    columns = {"SB": small, "LB": small, "+LR": provisional}
+    columns = {"SB": small, "LB": small, "+LR": replace(small, holdout=1000)}
     row = Row(columns, paper={"SB": 92.0, "+LR": 88.0})
     study = Study("tiny", {"a_row": row}, (0, 1), scale=0.1)
     return Results(study, {"a_row": groups}, {}, {("a_row", "+LR"): [0, 1]})
 
 
-def test_marks_say_what_is_missing_diverged_single_scaled_or_provisional(results):
+def test_marks_say_what_is_missing_diverged_single_scaled_or_held_out(results):
     sb, lb, lr = entries_of(results)["a_row"]
     scaled = "scaled: epochs × 0.1"
     assert sb.marks == (scaled,)
     assert lb.marks == ("1 diverged", "single seed", scaled)
-    assert lr.marks == ("missing: seed 0, 1", scaled, "provisional regime")
+    assert lr.marks == ("missing: seed 0, 1", scaled, "on 1,000 held-out training images")
     assert (sb.difference, lr.difference) == (-1.5, None)
     assert sb.gap is None
     assert (lb.gap.mean, lb.gap.interval) == (-5.0, None)
