@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ghostbatch.data import check_holdout, check_image_size, find_dataset
+from ghostbatch.data import Normalisation, check_holdout, check_image_size, find_dataset
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn import find_model
 from ghostbatch.ops import Running, ghost_count
@@ -58,6 +58,10 @@ class Recipe:
     holdout: int = 0
     """Training images that are kept aside and evaluated in place of the test set; 0 is none."""
 
+    normalisation: Normalisation = "data"
+    """Mean and deviation that pixels are normalised with: those of the data set, or the paper's
+    authors': ImageNet's for colour images, half the range for grey ones."""
+
     batch: int
     """Samples per update, over all ranks."""
 
@@ -69,6 +73,9 @@ class Recipe:
 
     optimizer: OptimizerSpec = field(default_factory=SGD)
     """Which optimizer uses the regime's rates."""
+
+    reset_momentum: bool = False
+    """Set the optimizer's moments to zero at each epoch; the authors' code does, by rebuilding it."""
 
     decay_norms: bool = True
     """Decay all parameters; if not, norms and biases have no weight decay."""
@@ -126,6 +133,7 @@ class Recipe:
         find_dataset(self.data)
         check_image_size(self.data, self.image_size)
         check_holdout(self.holdout)
+        check_choice("normalisation", self.normalisation, get_args(Normalisation))
         check_choice("lr_rule", self.lr_rule, get_args(Rule))
         check_choice("running", self.running, get_args(Running))
         check_choice("hold", self.hold, get_args(Hold))
@@ -200,6 +208,12 @@ class Recipe:
         """Return the recipe adapted to a large batch, with the paper's three remedies."""
         changes = {"lr_rule": lr_rule, "ghost": ghost, "hold": hold, "reference": reference}
         return replace(self, batch=batch, **changes)  # type: ignore[arg-type]
+
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """The fields that `data.load` takes, besides the name."""
+        names = ("image_size", "holdout", "normalisation")
+        return {name: getattr(self, name) for name in names}
 
     def plan(self, samples: int) -> "Plan":
         """Return the exact rates and updates of this recipe on a training set of ``samples``."""
@@ -292,6 +306,12 @@ class Plan:
     def epoch(self, update: int) -> float:
         """Return the epochs done after ``update`` updates."""
         return update * self.recipe.batch / self.samples
+
+    def begins_epoch(self, update: int) -> bool:
+        """Return whether an epoch other than the first begins at the 0-based ``update``."""
+        samples, batch = self.samples, self.recipe.batch
+        epoch = round(Fraction(update * batch, samples))
+        return epoch > 0 and update_at(epoch, samples, batch) == update
 
     def rates(self, update: int) -> Rates:
         """Return learning rate and weight decay of the 0-based ``update``."""

@@ -240,7 +240,7 @@ def test_a_recipe_survives_json(recipe):
 
 def test_fields_that_an_older_version_did_not_write_count_as_their_default():
     written = SMALL.as_dict()
-    new = ("decay_norms", "label_smoothing", "ema")
+    new = ("decay_norms", "label_smoothing", "ema", "normalisation", "reset_momentum")
     for added in ("reference", "optimizer", "image_size", *new):
         del written[added]
     del written["regime"]["schedule"], written["regime"]["power"]

@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ghostbatch.data import readers
-from ghostbatch.data.datasets import ImageData, Info
+from ghostbatch.data.datasets import ImageData, Info, Pixels
 from ghostbatch.data.feed import TensorFeed
 from ghostbatch.data.folder import FolderData, FolderFeed, list_folder
 from ghostbatch.data.skipped import OnBadImage, SkippedImages
@@ -34,11 +34,15 @@ def imagenet(data_dir: Path, download: bool) -> FolderData:
     return replace(list_folder(root, "imagenet"), pixels=IMAGENET_PIXELS)
 
 
-IMAGENET_PIXELS = (
+IMAGENET_PIXELS: Pixels = (
     (255 * 0.485, 255 * 0.456, 255 * 0.406),
     (255 * 0.229, 255 * 0.224, 255 * 0.225),
 )
-"""Mean and standard deviation of each channel, as torchvision and others use them."""
+"""As torchvision and others use them."""
+
+Normalisation = Literal["data", "authors"]
+AUTHORS_PIXELS: dict[int, Pixels] = {1: ((127.5,), (127.5,)), 3: IMAGENET_PIXELS}
+"""What the paper's authors use for images of one and of three channels."""
 
 DATASETS: dict[str, Loader] = {
     "digits": readers.digits,
@@ -114,6 +118,7 @@ def load(
     download: bool = False,
     image_size: int | None = None,
     holdout: int = 0,
+    normalisation: Normalisation = "data",
 ) -> Data:
     """Load a data set by name and check its sizes.
 
@@ -124,6 +129,7 @@ def load(
         download: download missing files.
         image_size: side of the images of a folder; None is 224.
         holdout: replace the test set by this number of training images; 0 is no change.
+        normalisation: mean and deviation of the pixels: those of the data set, or `AUTHORS_PIXELS`.
 
     """
     check_image_size(name, image_size)
@@ -144,6 +150,11 @@ def load(
         if len(wrong):
             problem = f"{name} in {root} has a label {int(wrong[0])}, but {info.classes} classes"
             raise InputError("data", problem, "get the data set again")
+    if normalisation == "authors":
+        if info.shape[0] not in AUTHORS_PIXELS:
+            problem = f"the authors have none for images of {info.shape[0]} channels"
+            raise InputError("normalisation", problem, "use data")
+        data = replace(data, pixels=AUTHORS_PIXELS[info.shape[0]])
     return data.hold_out(holdout) if holdout else data
 
 

@@ -11,6 +11,9 @@ from ghostbatch.data.augment import PadCropFlip
 from ghostbatch.draws import key
 from ghostbatch.errors import InputError
 
+Pixels = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of each channel, on the scale of 0 to 255."""
+
 
 @dataclass(frozen=True)
 class Info:
@@ -105,6 +108,8 @@ class ImageData(HoldsOut):
     augmentation: PadCropFlip
     held_out: bool = False
     """Whether ``test`` holds training images that were kept aside, and not the test set."""
+    pixels: Pixels | None = None
+    """Mean and deviation of each channel; None: those of the training images."""
 
     @property
     def info(self) -> Info:
@@ -115,13 +120,17 @@ class ImageData(HoldsOut):
 
     @cached_property
     def mean(self) -> Tensor:
-        """Mean of each channel over the training images, on the scale of 0 to 255."""
+        """Mean of each channel, on the scale of 0 to 255."""
+        if self.pixels:
+            return torch.tensor(self.pixels[0], dtype=torch.float64)
         means = [total / count for count, total, _ in self._power_sums]
         return torch.tensor(means, dtype=torch.float64)
 
     @cached_property
     def deviation(self) -> Tensor:
-        """Standard deviation of each channel over the training images."""
+        """Standard deviation of each channel."""
+        if self.pixels:
+            return torch.tensor(self.pixels[1], dtype=torch.float64)
         variances = [(n * squares - total**2) / n**2 for n, total, squares in self._power_sums]
         return torch.tensor(variances, dtype=torch.float64).sqrt()
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ghostbatch.data.datasets import HoldsOut, Info
+from ghostbatch.data.datasets import HoldsOut, Info, Pixels
 from ghostbatch.data.decode import SIZE, Crop, Crops, Decoded, Decoder, Files, begin_worker, decode
 from ghostbatch.data.feed import MicroBatch, Normalise, to_device
 from ghostbatch.data.skipped import OnBadImage, SkippedImages
@@ -39,7 +39,7 @@ class FolderData(HoldsOut):
     classes: int
     train: Files
     test: Files
-    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    pixels: Pixels | None = None
     """Mean and deviation of each channel; estimated if None."""
     size: int = SIZE
     """Side of the images that the network sees."""

@@ -158,7 +158,7 @@ def _sharpness_of(folder: Path, where: Where) -> Values:
 
 def _load(recipe: Recipe, where: Where) -> ImageData:
     """Return the data set of a recipe; refuse one that is not kept in memory."""
-    data = load(recipe.data, where.data_dir, image_size=recipe.image_size, holdout=recipe.holdout)
+    data = load(recipe.data, where.data_dir, **recipe.data_options)
     if not isinstance(data, ImageData):
         raise InputError("data", f"{recipe.data} is not kept in memory", "use another data set")
     return data

@@ -10,6 +10,7 @@ from ghostbatch.study import paper
 from ghostbatch.study.ablation import ablation
 from ghostbatch.study.beyond import beyond, beyond_search
 from ghostbatch.study.calibration import calibration
+from ghostbatch.study.controls import controls
 from ghostbatch.study.declare import Study
 from ghostbatch.study.instruments import Instrument
 from ghostbatch.study.rows import (
@@ -113,7 +114,7 @@ STUDIES: dict[str, Callable[[], Study]] = {
     for make in (
         *(quick, paper.table1, paper.table2, paper.figure1, paper.figure2, paper.figure3),
         *(paper.figure_b, paper.figure_c1, paper.figure_c2, paper.figure_c3, paper.longer),
-        *(ablation, beyond_search, beyond, targets),
+        *(controls, ablation, beyond_search, beyond, targets),
         *(calibration, diffusion, sharpness, walk, separable),
     )
 }

@@ -140,7 +140,7 @@ def evaluate_run(
     recipe = run.recipe
     model = copy.deepcopy(run.model).to(device)
     arithmetic = autocast(recipe, device)
-    data = load(recipe.data, data_dir, image_size=recipe.image_size, holdout=recipe.holdout)
+    data = load(recipe.data, data_dir, **recipe.data_options)
     check_data(run.header, fingerprint_of(data))
     feed = open_feed(
         data,

@@ -267,7 +267,7 @@ def _load(recipe: Recipe, data_dir: str | Path | None, download: bool, ranks: Ra
 
     def ask() -> Data:
         with explain_faults("data", *_data_does_not_fit(recipe, torch.device("cpu"))):
-            return load(recipe.data, data_dir, download, recipe.image_size, recipe.holdout)
+            return load(recipe.data, data_dir, download, **recipe.data_options)
 
     return ranks.all_or_none(ask)
 

@@ -91,6 +91,8 @@ class Update:
     def prepare(self, stop: bool = False) -> None:
         """Set the tensors that differ from update to update: noise, keys of masks, stop."""
         recipe, update = self.recipe, self.state.update
+        if recipe.reset_momentum and self.state.plan.begins_epoch(update):
+            self._reset_momentum()
         self._stop.fill_(stop)
         if self._noise is not None:
             draw = generator(recipe.seed, "noise", update)
@@ -103,6 +105,13 @@ class Update:
         self.dropconnect.set_key(key(recipe.seed, "dropconnect", update))
         if self.state.position is not None:
             self.state.position.key.fill_(key(recipe.seed, "dropout", update))
+
+    def _reset_momentum(self) -> None:
+        """Set the optimizer's moments to zero, in place: a CUDA graph may hold their addresses."""
+        for kept in self.state.optimizer.state.values():
+            for value in kept.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
 
     def compute(self) -> None:
         """Compute the gradients, add to the monitor, clip and step."""

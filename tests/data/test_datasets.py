@@ -8,6 +8,7 @@ import torch
 
 from ghostbatch.data import TensorFeed, load
 from ghostbatch.draws import generator
+from ghostbatch.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +85,13 @@ def test_the_test_set_is_complete_and_in_order(digits):
     batches = list(feed(digits).test_batches(300))
     assert [len(labels) for _, labels in batches] == [300, 300, 300, 100]
     assert torch.cat([labels for _, labels in batches]).equal(digits.test.labels)
+
+
+def test_the_authors_pixels_are_imagenets_for_colour_and_half_the_range_for_grey():
+    grey = load("digits", normalisation="authors", holdout=7)
+    assert (grey.mean.tolist(), grey.deviation.tolist()) == ([127.5], [127.5])
+    colour = load("synthetic:3x8x8:16", normalisation="authors")
+    assert (colour.mean / 255).tolist() == pytest.approx([0.485, 0.456, 0.406])
+    assert (colour.deviation / 255).tolist() == pytest.approx([0.229, 0.224, 0.225])
+    with pytest.raises(InputError, match=r"^normalisation: .* 2 channels; use data$"):
+        load("synthetic:2x8x8:16", normalisation="authors")

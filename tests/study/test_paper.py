@@ -277,6 +277,29 @@ def test_the_ablation_changes_one_thing_in_each_column():
     assert sizes == [16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 
 
+def test_each_control_changes_one_habit_and_the_last_all_of_them():
+    rows, table = find_study("controls").rows, find_study("table1").rows
+    habits = {
+        "as declared": {},
+        "authors pixels": {"normalisation": "authors"},
+        "momentum reset": {"reset_momentum": True},
+        "augmented": {"augment": True},
+        "base batch 256": {"base_batch": 256},
+    }
+    assert len(rows) == 12
+    for name, row in rows.items():
+        network, column = name.split(" ")
+        declared = table[network].columns[column]
+        *single, together = row.columns
+        for habit in single:
+            assert changed(declared, row.columns[habit]) == habits[habit]
+        everything = {field: value for habit in single for field, value in habits[habit].items()}
+        assert changed(declared, row.columns[together]) == everything
+        assert ("augmented" in row.columns) == (network == "f1-mnist")
+        assert ("base batch 256" in row.columns) == (column in ("+LR", "+GBN"))
+        assert set(row.paper.values()) == {table[network].paper[column]}
+
+
 @pytest.mark.parametrize(
     ("name", "row"), [("diffusion", "by distance"), ("ablation", "drop by distance")]
 )

@@ -73,6 +73,13 @@ VARIANTS = {
         "regime": Regime(lr=0.05, epochs=4),
     },
     "rates and weight decay that change": {"regime": DROPS},
+    "momentum reset at each epoch": {
+        "reset_momentum": True,
+        "model": "c1",
+        "precision": "bf16",
+        "data": "synthetic:3x32x32:256",
+        "regime": Regime(lr=0.05, epochs=4),
+    },
     "adamw": {"optimizer": AdamW()},
     "adamw, rates and weight decay that change": {"optimizer": AdamW(), "regime": DROPS},
     "lars": {"optimizer": LARSSpec(), "model": "c1", "precision": "bf16"},

@@ -8,11 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ghostbatch import nn, noise_weights, to_ghost, train
+from ghostbatch import Regime, nn, noise_weights, to_ghost, train
 from ghostbatch.data import PermutationStream, load
 from ghostbatch.draws import generator, key
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
+
+
+FOUR_EPOCHS = Regime(lr=0.05, epochs=4, drops=((2, 0.005),))
 
 
 def plain_loop(recipe, updates):
@@ -29,11 +32,18 @@ def plain_loop(recipe, updates):
     drop_at, drop_lr = round(updates / 2), recipe.regime.drops[0][1] * scale
     stream = PermutationStream(4000, recipe.batch, recipe.seed)
     losses = []
+    mean, deviation = data.mean, data.deviation
+    if recipe.normalisation == "authors":
+        mean = deviation = 127.5
     for update in range(updates):
         if update == drop_at:
             optimizer.param_groups[0]["lr"] = drop_lr
+        if recipe.reset_momentum and update * recipe.batch % len(data.train) == 0:
+            (group,) = optimizer.param_groups
+            kept = {name: group[name] for name in ("lr", "momentum", "weight_decay")}
+            optimizer = torch.optim.SGD(model.parameters(), **kept)
         index = stream.indices(update)
-        x = (data.train.images[index].double() - data.mean) / data.deviation
+        x = (data.train.images[index].double() - mean) / deviation
         loss = F.cross_entropy(model(x), data.train.labels[index], reduction="none")
         weights = torch.ones(recipe.batch)
         if recipe.noise:
@@ -56,6 +66,8 @@ def plain_loop(recipe, updates):
         {"lr_rule": "none", "noise": True},
         {"clip": 0.5},
         {"clip": None},
+        {"normalisation": "authors"},
+        {"reset_momentum": True, "batch": 1000, "ghost": 100, "regime": FOUR_EPOCHS},
     ],
     ids=str,
 )
