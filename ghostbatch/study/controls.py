@@ -14,7 +14,7 @@ COLUMNS = ("SB", "LB", "+LR", "+GBN")
 def controls() -> Study:
     """Columns of table 1 with one habit of the authors' code at a time, and with all of them.
 
-    Command: ``ghostbatch study controls --rows "f1-mnist LB"``.
+    Command: ``ghostbatch study controls``.
     Compares, in each row, a column of table 1 as it is with: their normalisation of pixels;
     momentum that starts again at each epoch, because their loop rebuilds the optimizer; random
     crops and flips of digits; a base batch of 256, for columns whose rate is scaled; all of these.

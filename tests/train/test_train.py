@@ -14,7 +14,6 @@ from ghostbatch.draws import generator, key
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
 
-
 FOUR_EPOCHS = Regime(lr=0.05, epochs=4, drops=((2, 0.005),))
 
 
