@@ -75,7 +75,7 @@ class Recipe:
     """Which optimizer uses the regime's rates."""
 
     reset_momentum: bool = False
-    """Set the optimizer's moments to zero at each epoch, as the authors' code does by rebuilding it."""
+    """Start every epoch with zero momentum: the authors' code rebuilds its optimizer at each."""
 
     decay_norms: bool = True
     """Decay all parameters; if not, norms and biases have no weight decay."""
