@@ -47,7 +47,7 @@ def _validated(run: Run) -> list[Record]:
 
 def _at(run: Run, update: int) -> Reached:
     seconds = run.summary.seconds / run.summary.updates if run.summary else 0.0
-    return Reached(update, update * run.plan.recipe.batch, update * seconds)
+    return Reached(update, run.plan.images(update), update * seconds)
 
 
 def time_to_accuracy(groups: list[Group], _curves: Data) -> Plot | None:
