@@ -167,7 +167,8 @@ class Recipe:
         }
         for name, (value, needed) in fits.items():
             if value != needed:
-                raise InputError("grow", f"not with {name} {value}", f"set {name} to {needed}")
+                problem = f"a batch cannot grow with {name} {value}"
+                raise InputError("grow", problem, f"set {name} to {needed}")
         if max(self.grown[1]) < 2:
             problem = f"up to {self.grow}, batch {self.batch} grows at no drop of this regime"
             remedy = f"use {2 * self.batch} or more, and drops to half of regime.lr or less"

@@ -17,7 +17,7 @@ from ghostbatch.train.capture import WARM_UP, choose_update
 from ghostbatch.train.device import cudnn_choice, thread_count
 from ghostbatch.train.evaluate import check_outputs, evaluate
 from ghostbatch.train.explain import explain_faults
-from ghostbatch.train.loop import schedule
+from ghostbatch.train.journal import schedule
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import memory_remedy, split_batch
 from ghostbatch.train.state import State, autocast, image_format, parameter_dtype, use_gpu_layers
@@ -56,7 +56,7 @@ class Pace:
     def seconds(self, plan: Plan, evaluations: int = 20) -> float:
         """Return the time of a run's updates and evaluations."""
         return plan.length * self.update + self.evaluation * (
-            1 + len(schedule(plan.updates, evaluations)[1])
+            1 + len(schedule(plan.updates, evaluations, plan)[1])
         )
 
 

@@ -120,3 +120,12 @@ def test_a_run_takes_its_updates_and_its_evaluations(tiny):
     assert Pace(update=0.5, evaluation=2.0).seconds(plan, 4) == pytest.approx(
         0.5 * plan.updates + 2 * evaluations
     )
+
+
+def test_a_batch_that_grows_takes_the_time_of_each_of_its_batches(tiny, monkeypatch):
+    monkeypatch.setattr(MODULE, "PATIENCE", 0.01)
+    plan = replace(tiny, grow=512).plan(4000)
+    assert (plan.updates, plan.length) == (9, 16)
+    evaluations = 1 + len(schedule(plan.updates, 4, plan)[1])
+    assert Pace(update=0.5, evaluation=2.0).seconds(plan, 4) == 0.5 * 16 + 2 * evaluations
+    assert measure_pace(plan, find_info("digits"), CPU).update > 0

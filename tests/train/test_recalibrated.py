@@ -65,6 +65,14 @@ def test_it_is_that_with_pytorchs_averages_over_the_runs_ghosts(tiny, tmp_path, 
     )
 
 
+def test_it_is_over_all_batches_of_a_run_whose_batch_grows(tiny, tmp_path):
+    recipe = replace(tiny, grow=128)
+    summary = train(recipe, out=tmp_path, device="cpu")
+    assert summary.updates == 12
+    expected = by_pytorch(tmp_path, recipe, updates=16)
+    assert summary.recalibrated_accuracy == pytest.approx(expected, abs=0.11)  # one image
+
+
 def test_it_is_on_held_out_images_where_the_accuracy_is(tiny, tmp_path):
     recipe = replace(tiny, holdout=1000)
     summary = train(recipe, out=tmp_path, device="cpu")
