@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ghostbatch.errors import check_positive
+from ghostbatch.errors import InputError, check_positive
 from ghostbatch.optim.groups import set_option
 from ghostbatch.optim.regime import DEFAULT_MOMENTUM, DEFAULT_WEIGHT_DECAY, Rates, Regime, update_at
 
@@ -51,6 +51,9 @@ class RegimeScheduler(LRScheduler):
         self._warmup_end = update_at(regime.warmup, samples_per_epoch, batch)
         self._drops = [update_at(drop[0], samples_per_epoch, batch) for drop in regime.drops]
         if phases is not None:
+            if len(phases) != len(regime.drops) + 1:
+                problem = f"{len(phases)} phases for {len(regime.drops)} drops of the regime"
+                raise InputError("phases", problem, "give one more than drops")
             self._drops = list(accumulate(phases[:-1]))
         self._phases = [regime.phase(drops) for drops in range(len(regime.drops) + 1)]
         # Numbers, because reading a tensor on a GPU would wait for it at every step.

@@ -98,6 +98,8 @@ def test_the_scheduler_drops_after_the_updates_of_each_phase():
     assert (factors, phases) == ((1, 10, 32), (100, 10, 3))
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, weight_decay=1e-4)
     scheduler = RegimeScheduler(optimizer, grown, samples_per_epoch=100, batch=10, phases=phases)
+    with pytest.raises(InputError, match=r"^phases: 2 phases for 2 drops of the regime; "):
+        RegimeScheduler(optimizer, grown, samples_per_epoch=100, batch=10, phases=(1, 2))
     rates = []
     for _ in range(sum(phases)):
         group = optimizer.param_groups[0]

@@ -84,13 +84,18 @@ def one_update(recipe, done):
     return state
 
 
-def test_with_ghosts_a_grown_update_is_that_of_the_larger_batch(growing):
-    at_once = replace(growing, batch=256, grow=None, regime=replace(REGIME, warmup=0, drops=()))
-    begun = replace(REGIME, warmup=0, drops=((0.128, 0.02),))
-    # After eight updates of 64 come the samples of the third update of 256.
-    grown = one_update(replace(growing, regime=begun), done=8)
-    large = one_update(at_once, done=2)
-    assert grown.plan.stream(8) == range(8, 12)
+RANDOM = {"model": "python:small_networks:dropping", "label_noise": 0.3, "dropconnect": 0.2}
+"""What is drawn for each update, and with positions in its batch."""
+
+
+@pytest.mark.parametrize(("small", "changes"), [(8, {}), (0, RANDOM)])
+def test_with_ghosts_a_grown_update_is_that_of_the_larger_batch(growing, small, changes):
+    """Eight updates of 64 have the samples of two updates of 256; without any, draws are equal."""
+    regime = replace(REGIME, warmup=0, drops=((small * 0.016 or 0.001, 0.02),))
+    recipe = replace(growing, regime=regime, **changes)
+    at_once = replace(recipe, batch=256, grow=None, regime=replace(regime, drops=()))
+    grown, large = one_update(recipe, done=small), one_update(at_once, done=small // 4)
+    assert grown.plan.stream(small) == range(small, small + 4)
     for name, right in large.model.state_dict().items():
         mine = grown.model.state_dict()[name]
         torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-9, msg=name)
