@@ -124,8 +124,8 @@ class TrainProgress:
         plan, recipe = now.plan, now.plan.recipe
         threads = f"{now.threads} thread{'' if now.threads == 1 else 's'}"
         most = "at most " if recipe.hold == "distance" else ""
-        norm = f"{plan.ghosts:,} ghosts of {recipe.ghost:,}" if recipe.ghost else "no ghosts"
-        norm += f" per {recipe.batch:,}" if recipe.grow else ""
+        per = f" per {recipe.batch:,}" if recipe.grow else ""
+        norm = f"{plan.ghosts:,} ghosts of {recipe.ghost:,}{per}" if recipe.ghost else "no ghosts"
         begins = f"continues after update {now.update:,}" if now.update else "a new run"
         return {
             "recipe": f"{self._name}: {recipe.model}, {recipe.precision}, seed {recipe.seed}",
