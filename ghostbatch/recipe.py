@@ -2,8 +2,6 @@
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
-from functools import cached_property
-from itertools import accumulate, pairwise
 from math import isfinite
 from typing import Any, Literal, get_args
 
@@ -12,34 +10,30 @@ import torch
 from ghostbatch.data import Normalisation, check_holdout, check_image_size, find_dataset
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn import find_model
-from ghostbatch.ops import Running, ghost_count
+from ghostbatch.ops import Running
 from ghostbatch.optim import (
     SGD,
     OptimizerSpec,
-    Rates,
     Regime,
     Rule,
+    grow_batch,
     lr_scale,
     rate_batch,
     regime_from_dict,
     regime_to_dict,
     spec_from_dict,
     spec_to_dict,
-    update_at,
 )
 from ghostbatch.optim.average import check_decay
 from ghostbatch.optim.optimizers import check_spec
+from ghostbatch.optim.regime import exact
+from ghostbatch.plan import LATEST, Plan
+
+__all__ = ["LATEST", "Hold", "Init", "Plan", "Precision", "Recipe"]
 
 Hold = Literal["epochs", "updates", "distance", "rate"]
 Init = Literal["network", "glorot"]
 Precision = Literal["fp32", "bf16", "fp64"]
-
-LATEST = 2
-"""With hold "distance", a phase ends after at most this multiple of the reference's updates.
-
-The last phase, and any in which the reference's distance hardly grew, has exactly the reference's
-updates.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +103,11 @@ class Recipe:
     reference: str | None = None
     """With hold "distance": folder of the small-batch run whose distances decide the drops."""
 
+    grow: int | None = None
+    """Largest batch to which the batch grows where the rate would drop; None: the rate drops. An
+    update takes several consecutive batches, and its gradient is their mean (`grow_batch`). Ghosts
+    stay as they are; plain batch norm normalises each of these batches by itself."""
+
     clip: float | None = 5.0
     """Largest L2 norm of the gradient over all parameters; None does not clip."""
 
@@ -140,7 +139,7 @@ class Recipe:
         check_choice("init", self.init, get_args(Init))
         check_choice("precision", self.precision, get_args(Precision))
         self._check_reference()
-        for name in ("batch", "base_batch", "ghost"):
+        for name in ("batch", "base_batch", "ghost", "grow"):
             size = getattr(self, name)
             if size is not None and not isinstance(size, int):
                 raise InputError(name, f"{size!r} is not an integer", "give a number of samples")
@@ -164,6 +163,26 @@ class Recipe:
         check_spec(self.optimizer, self.regime)
         self.optimizer.scaled(self.batch, self.base_batch, self.lr_rule)  # refuses what it cannot
         self._check_rates()
+        if self.grow is not None:
+            self._check_growth()
+
+    def _check_growth(self) -> None:
+        fits: dict[str, tuple[Any, Any]] = {
+            "hold": (self.hold, "epochs"),
+            "noise": (self.noise, False),
+            "ema": (self.ema, None),
+            "optimizer": (self.optimizer.kind, "sgd"),
+        }
+        for name, (value, needed) in fits.items():
+            if value != needed:
+                problem = f"a batch cannot grow with {name} {value}"
+                raise InputError("grow", problem, f"set {name} to {needed}")
+        if max(self.grown[1]) < 2:
+            problem = f"up to {self.grow}, batch {self.batch} grows at no drop of this regime"
+            remedy = f"use {2 * self.batch} or more, and drops to half of regime.lr or less"
+            raise InputError("grow", problem, remedy)
+        if exact(self.regime.warmup) > exact(self.regime.drops[0][0]):
+            raise InputError("grow", "the warm-up ends after the first drop", "shorten the warm-up")
 
     def _check_probabilities(self) -> None:
         for name in ("label_noise", "label_smoothing", "dropconnect"):
@@ -215,23 +234,29 @@ class Recipe:
         names = ("image_size", "holdout", "normalisation")
         return {name: getattr(self, name) for name in names}
 
-    def plan(self, samples: int) -> "Plan":
+    @property
+    def grown(self) -> tuple[Regime, tuple[int, ...]]:
+        """The regime with the rates of a batch that grows, and each phase's batches per update."""
+        if self.grow is None:
+            return self.regime, (1,) * (len(self.regime.drops) + 1)
+        return grow_batch(self.regime, self.batch, self.grow)
+
+    def plan(self, samples: int) -> Plan:
         """Return the exact rates and updates of this recipe on a training set of ``samples``."""
-        if self.batch > samples:
-            raise InputError(
-                "batch",
-                f"{self.batch} is above the {samples} training samples of {self.data}",
-                f"use {samples} or less",
-            )
+        for name in ("batch", "grow"):
+            if (size := getattr(self, name) or 0) > samples:
+                problem = f"{size} is above the {samples} training samples of {self.data}"
+                raise InputError(name, problem, f"use {samples} or less")
         held: int | Fraction = self.batch if self.hold == "epochs" else self.base_batch
         if self.hold == "rate":
             held = rate_batch(self.batch, self.base_batch, self.lr_rule)
-        regime = self.regime.scaled(lr_scale(self.batch, self.base_batch, self.lr_rule))
-        if update_at(regime.epochs, samples, held) < 1:
+        regime = self.grown[0].scaled(lr_scale(self.batch, self.base_batch, self.lr_rule))
+        plan = Plan(recipe=self, samples=samples, regime=regime, held_batch=held)
+        if plan.updates < 1:
             raise InputError(
                 "regime.epochs", f"{regime.epochs} are less than one update", "use more epochs"
             )
-        return Plan(recipe=self, samples=samples, regime=regime, held_batch=held)
+        return plan
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe as plain data for JSON; `from_dict` reads it back."""
@@ -254,66 +279,3 @@ class Recipe:
         theirs = Recipe.from_dict(written)
         names = (each.name for each in fields(self))
         return [name for name in names if getattr(theirs, name) != getattr(self, name)]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A recipe on a training set of known size: its rates and its exact number of updates."""
-
-    recipe: Recipe
-    samples: int
-    regime: Regime
-    """The regime with scaled rates; its epochs are those of ``held_batch``."""
-    held_batch: int | Fraction
-    """The batch that converts epochs to updates: batch if epochs are held, `rate_batch` if the
-    sum of the learning rates is, else base_batch."""
-
-    @cached_property
-    def phases(self) -> tuple[int, ...]:
-        """Updates of each phase of the regime; a drop ends a phase."""
-        epochs = (0, *(drop[0] for drop in self.regime.drops), self.regime.epochs)
-        starts = [update_at(epoch, self.samples, self.held_batch) for epoch in epochs]
-        return tuple(end - start for start, end in pairwise(starts))
-
-    @property
-    def updates(self) -> int:
-        """Weight updates in all; an upper bound if the distance is held."""
-        return sum(self._longest)
-
-    @property
-    def drop_updates(self) -> tuple[int, ...]:
-        """The 0-based updates at which the rate drops; upper bounds if the distance is held."""
-        return tuple(accumulate(self._longest[:-1]))
-
-    @property
-    def _longest(self) -> tuple[int, ...]:
-        """The largest number of updates of each phase; the last phase has a fixed length."""
-        factor = LATEST if self.recipe.hold == "distance" else 1
-        *before, last = self.phases
-        return (*(factor * phase for phase in before), last)
-
-    @property
-    def seen(self) -> Regime:
-        """The regime with times in epochs of this run's batch."""
-        return self.regime.stretched(Fraction(self.recipe.batch, self.held_batch))
-
-    @property
-    def ghosts(self) -> int:
-        """Ghosts per batch; 1 for plain batch norm."""
-        ghost = self.recipe.ghost
-        return 1 if ghost is None else ghost_count(self.recipe.batch, ghost)
-
-    def epoch(self, update: int) -> float:
-        """Return the epochs done after ``update`` updates."""
-        return update * self.recipe.batch / self.samples
-
-    def begins_epoch(self, update: int) -> bool:
-        """Return whether an epoch other than the first begins at the 0-based ``update``."""
-        samples, batch = self.samples, self.recipe.batch
-        epoch = round(Fraction(update * batch, samples))
-        return epoch > 0 and update_at(epoch, samples, batch) == update
-
-    def rates(self, update: int) -> Rates:
-        """Return learning rate and weight decay of the 0-based ``update``."""
-        drops = sum(1 for drop in self.drop_updates if drop <= update)
-        return self.regime.in_phase(drops, update, self.samples, self.held_batch)

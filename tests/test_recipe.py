@@ -240,7 +240,7 @@ def test_a_recipe_survives_json(recipe):
 
 def test_fields_that_an_older_version_did_not_write_count_as_their_default():
     written = SMALL.as_dict()
-    new = ("decay_norms", "label_smoothing", "ema", "normalisation", "reset_momentum")
+    new = ("decay_norms", "label_smoothing", "ema", "grow", "normalisation", "reset_momentum")
     for added in ("reference", "optimizer", "image_size", *new):
         del written[added]
     del written["regime"]["schedule"], written["regime"]["power"]
@@ -262,3 +262,84 @@ def test_nesterov_momentum_needs_momentum():
 def test_a_value_of_another_type_is_refused_by_its_field(field, value):
     with pytest.raises(InputError, match=rf"^{field}: {re.escape(repr(value))} is not "):
         replace(SMALL, **{field: value})
+
+
+GROWING = replace(SMALL, grow=4096)
+
+
+def test_a_batch_that_grows_takes_the_stream_in_order_and_whole():
+    plan = GROWING.plan(50_000)
+    assert plan.batches == (1, 10, 32, 32)
+    batches = [number for update in range(plan.updates) for number in plan.stream(update)]
+    assert batches == list(range(plan.length))
+    assert abs(plan.length - SMALL.plan(50_000).updates) <= 16
+    # Of 31,641, 47,656, 64,063 and 78,125 are left 16,015 / 10, 16,402 / 32 and 14,048 / 32.
+    assert plan.phases == (31_641, 1602, 513, 439)
+    starts = [len(plan.stream(update)) for update in (0, *plan.drop_updates)]
+    assert starts == list(plan.batches)
+    assert plan.images(plan.updates) == 128 * plan.length
+    assert plan.epoch(plan.updates) == 128 * plan.length / 50_000
+
+
+def test_a_batch_that_grows_keeps_rate_over_batch_in_every_phase():
+    for rule in ("none", "sqrt"):
+        recipe = replace(GROWING, batch=256, lr_rule=rule)
+        plan, falling = recipe.plan(50_000), replace(recipe, grow=None).plan(50_000)
+        for update in (0, *plan.drop_updates):
+            start, size = plan.stream(update).start, len(plan.stream(update))
+            rates, was = plan.rates(update), falling.rates(start + size // 2)
+            assert rates.lr / size == pytest.approx(was.lr, rel=1e-12)
+            assert rates.weight_decay == was.weight_decay
+
+
+def test_a_warm_up_before_the_growth_stays_as_it_is():
+    warm = replace(GROWING, regime=replace(REGIME, warmup=81))
+    plans = [r.plan(5000) for r in (warm, replace(warm, grow=None))]
+    rates = [[plan.rates(update) for update in range(3164)] for plan in plans]
+    assert rates[0] == rates[1]
+
+
+@pytest.mark.parametrize("drop", [0.001, 0.0019])
+def test_a_phase_may_be_too_short_for_an_update(drop):
+    recipe = replace(GROWING, regime=Regime(lr=0.1, epochs=2, drops=((drop, 0.01), (0.1, 0.001))))
+    plan = recipe.plan(50_000)
+    assert plan.phases == (round(drop * 50_000 / 128), 4, 23)
+    assert plan.rates(0).lr == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"grow": 255},
+        {"grow": 1},
+        {"grow": 4096.0},
+        {"regime": Regime(lr=0.1, epochs=9)},
+        {"regime": Regime(lr=0.1, epochs=9, schedule="cosine")},
+        {"regime": Regime(lr=0.1, epochs=9, drops=((3, 0.06),))},
+        {"regime": replace(REGIME, warmup=81.5)},
+        {"hold": "updates"},
+        {"hold": "rate"},
+        {"hold": "distance", "reference": "runs/small"},
+        {"noise": True},
+        {"ema": 0.9},
+        {"optimizer": LAMBSpec()},
+    ],
+    ids=str,
+)
+def test_a_batch_that_cannot_grow_or_would_not_fit_the_rest_is_refused(changes):
+    with pytest.raises(InputError, match=r"^grow: [^\n]+; [^\n]+$"):
+        replace(GROWING, **changes)
+
+
+def test_a_largest_batch_above_the_training_set_is_refused_by_the_plan():
+    with pytest.raises(InputError, match=r"^grow: 4096 is above the 4095 training samples"):
+        GROWING.plan(4095)
+    assert max(GROWING.plan(4096).batches) == 32
+
+
+@pytest.mark.parametrize("batch", [2, 3, 7, 40, 64, 100])
+def test_an_epoch_begins_at_the_update_of_its_number(batch):
+    plan = small(batch).plan(100)
+    firsts = {half_up(epoch, 100, batch) for epoch in range(1, 100)}
+    found = [update for update in range(40) if plan.begins_epoch(update)]
+    assert found == sorted(each for each in firsts if each < 40)

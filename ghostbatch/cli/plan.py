@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ghostbatch.cli.about import about_all, about_one
@@ -12,7 +12,7 @@ from ghostbatch.data import find_info
 from ghostbatch.optim import Rule
 from ghostbatch.recipe import Hold, Plan, Recipe
 from ghostbatch.recipes import RECIPES, find_recipe
-from ghostbatch.report.table import Table, show_rates
+from ghostbatch.report.table import Table, show_batches, show_rates
 from ghostbatch.report.terminal import plain_console, print_table
 
 
@@ -30,6 +30,8 @@ class PlanOptions:
     """What stays the same: updates, epochs, the distance walked, or the sum of learning rates."""
     reference: str | None = None
     """With hold distance: the folder of the run whose distances to follow."""
+    grow: int | None = None
+    """With hold epochs: the largest batch to which the batch grows where the rate would drop."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -46,6 +48,7 @@ def command(argv: Sequence[str]) -> None:
     options = parse_words(PlanOptions, words, f"plan {name}", about=about)
     ghost = options.ghost and find_ghost(options.ghost, recipe, options.batch)
     adapted = recipe.large(options.batch, options.lr_rule, ghost, options.hold, options.reference)
+    adapted = replace(adapted, grow=options.grow)
     samples = find_info(recipe.data).samples
     plans = {"original": recipe.plan(samples), "adapted": adapted.plan(samples)}
     if options.json:
@@ -66,6 +69,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     seen = plan.seen
     return {
         "batch": plan.recipe.batch,
+        "batches": [size * plan.recipe.batch for size in plan.batches],
         "lr": plan.regime.lr,
         "drops": [[float(epoch), *rates] for epoch, *rates in seen.drops],
         "drop_updates": list(plan.drop_updates),
@@ -79,7 +83,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
 def _plan_lines(plan: Plan) -> dict[str, str]:
     seen, ghost = plan.seen, plan.recipe.ghost
     return {
-        "batch": f"{plan.recipe.batch:,}",
+        "batch": show_batches(plan),
         "learning rate": f"{plan.regime.lr:.4g}",
         "drops (epoch)": ", ".join(f"{d[1]:.4g} ({float(d[0]):.4g})" for d in seen.drops) or "none",
         "rates (update)": show_rates(plan),

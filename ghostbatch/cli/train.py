@@ -21,7 +21,7 @@ from ghostbatch.errors import InputError
 from ghostbatch.optim import OPTIMIZERS, OptimizerKind
 from ghostbatch.recipe import Recipe
 from ghostbatch.recipes import RECIPES, find_recipe
-from ghostbatch.report.table import show_rates
+from ghostbatch.report.table import show_batches, show_rates
 from ghostbatch.report.tensorboard import TensorBoard
 from ghostbatch.report.terminal import (
     TrainProgress,
@@ -220,6 +220,7 @@ def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     lines = {
         "folder": str(run.out),
         **{field: _show(value) for field, value in recipe.as_dict().items() if field != "regime"},
+        "batch": show_batches(plan),
         "rates (update)": show_rates(plan),
         "weight decay": f"{plan.regime.weight_decay:g}",
         "updates": f"{plan.updates:,}",

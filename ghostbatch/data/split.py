@@ -32,13 +32,15 @@ class BatchSplit:
         """What a micro-batch must be a multiple of, so that each rank has whole ghosts."""
         return self.world * self.multiple_of
 
-    def positions(self, rank: int) -> list[slice]:
+    def positions(self, rank: int, batches: int = 1) -> list[slice]:
         """Return the positions in the batch that one rank computes, one slice per backward pass.
+
+        Positions count on through so many ``batches`` of one update.
 
         >>> BatchSplit(batch=16, micro=8, world=2, multiple_of=4).positions(rank=1)
         [slice(4, 8, None), slice(12, 16, None)]
         """
-        starts = range(rank * self.shard, self.batch, self.micro)
+        starts = range(rank * self.shard, batches * self.batch, self.micro)
         return [slice(start, start + self.shard) for start in starts]
 
     @property

@@ -60,7 +60,7 @@ class DistanceScheduler(RegimeScheduler):
         """Number of updates done at each drop so far."""
         self._measure = distance.distance if isinstance(distance, WeightDistance) else distance
         self.follow(regime, reached, longest)
-        sizes = {"samples_per_epoch": samples_per_epoch, "batch": batch}
+        sizes: dict[str, Any] = {"samples_per_epoch": samples_per_epoch, "batch": batch}
         super().__init__(optimizer, regime, **sizes, last_epoch=last_epoch)
 
     def follow(

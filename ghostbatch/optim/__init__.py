@@ -3,6 +3,7 @@
 from ghostbatch.optim.adaptation import Time, adapt, scale_rates
 from ghostbatch.optim.average import WeightAverage
 from ghostbatch.optim.groups import decay_groups, norm_groups
+from ghostbatch.optim.growth import grow_batch, phase_updates
 from ghostbatch.optim.layerwise import LAMB, LARS
 from ghostbatch.optim.optimizers import (
     OPTIMIZERS,
@@ -56,9 +57,11 @@ __all__ = [
     "WeightAverage",
     "adapt",
     "decay_groups",
+    "grow_batch",
     "lr_scale",
     "noise_weights",
     "norm_groups",
+    "phase_updates",
     "random_labels",
     "rate_batch",
     "regime_from_dict",

@@ -2,13 +2,15 @@
 
 import warnings
 from bisect import bisect_right
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ghostbatch.errors import check_positive
+from ghostbatch.errors import InputError, check_positive
 from ghostbatch.optim.groups import set_option
 from ghostbatch.optim.regime import DEFAULT_MOMENTUM, DEFAULT_WEIGHT_DECAY, Rates, Regime, update_at
 
@@ -27,6 +29,7 @@ class RegimeScheduler(LRScheduler):
         samples_per_epoch: size of the training set.
         batch: samples per update, over all ranks; or the base batch, to keep its updates; or
             `rate_batch`, to keep the sum of the learning rates.
+        phases: updates of each phase, if a batch that grows decides them: `phase_updates`.
         last_epoch: PyTorch's name for the last update done; -1 starts a run.
 
     """
@@ -38,6 +41,7 @@ class RegimeScheduler(LRScheduler):
         *,
         samples_per_epoch: int,
         batch: int | Fraction,
+        phases: Sequence[int] | None = None,
         last_epoch: int = -1,
     ) -> None:
         check_positive(samples_per_epoch=samples_per_epoch, batch=batch)
@@ -46,6 +50,11 @@ class RegimeScheduler(LRScheduler):
         self.batch = batch
         self._warmup_end = update_at(regime.warmup, samples_per_epoch, batch)
         self._drops = [update_at(drop[0], samples_per_epoch, batch) for drop in regime.drops]
+        if phases is not None:
+            if len(phases) != len(regime.drops) + 1:
+                problem = f"{len(phases)} phases for {len(regime.drops)} drops of the regime"
+                raise InputError("phases", problem, "give one more than drops")
+            self._drops = list(accumulate(phases[:-1]))
         self._phases = [regime.phase(drops) for drops in range(len(regime.drops) + 1)]
         # Numbers, because reading a tensor on a GPU would wait for it at every step.
         self._own_lr = float(optimizer.defaults["lr"])

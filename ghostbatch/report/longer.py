@@ -89,11 +89,10 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
     lines = []
     for group in groups:
         length, plan = first_phase_end(group), group.runs[0].plan
-        epoch = plan.samples / plan.recipe.batch  # in updates
         curves, before = [], {}
         for run in group.finished:
             records = [r for r in run.records.shown if r.split == "validation"]
-            curves.append(([r.update / epoch for r in records], [r.accuracy for r in records]))
+            curves.append(([r.epoch for r in records], [r.accuracy for r in records]))
             if early := [r.accuracy for r in records if r.update <= length]:
                 before[run.seed] = early[-1]
         ends = group.ends("accuracy")
@@ -101,7 +100,7 @@ def gain_at_drop(groups: list[Group], _curves: Data) -> Plot | None:
             for seed, accuracy in values.items():
                 rows.append((group.column, f"seed {seed}", when, length, accuracy))
         try:
-            found = find_plateau(curves, drop=length / epoch)
+            found = find_plateau(curves, drop=plan.epoch(length))
             slope = show_gap(Gap(found.slope, found.slope_interval, len(curves)))
         except InputError:  # too few evaluations before the drop
             slope = "–"

@@ -78,7 +78,7 @@ def _costs(group: Group) -> dict[str, str]:
     names = ("updates", "epochs", "distance", "seconds")
     updates, epochs, distance, seconds = (mean(group.ends(name).values()) for name in names)
     return {
-        "batch": f"{plan.recipe.batch:,}",
+        "batch": show_batches(plan),
         "ghosts": str(plan.ghosts) if plan.recipe.ghost else "plain",
         "updates": f"{updates:,.0f}",
         "epochs": f"{epochs:.4g}",
@@ -162,3 +162,12 @@ def show_rates(plan: Plan) -> str:
     end = "" if schedule == "drops" else f", {schedule} to 0 ({plan.updates})"
     warm = update_at(plan.regime.warmup, plan.samples, plan.held_batch)
     return f"{plan.regime.lr:.4g} ({warm})" + "".join(drops) + end
+
+
+def show_batches(plan: Plan) -> str:
+    """Return the batch as text; one that grows in each phase, with the update where it begins."""
+    sizes = [f"{size * plan.recipe.batch:,}" for size in plan.batches]
+    if plan.recipe.grow is None:
+        return sizes[0]
+    starts = (0, *plan.drop_updates)
+    return ", ".join(f"{size} ({start})" for size, start in zip(sizes, starts, strict=True))

@@ -23,7 +23,7 @@ class Reached(NamedTuple):
     updates: int
     images: int
     seconds: float
-    """The run's seconds times the share of its updates: evaluations are spread evenly."""
+    """The run's seconds times the share of its images: evaluations are spread evenly."""
 
 
 def reached(group: Group, target: float) -> list[Reached | None]:
@@ -46,8 +46,9 @@ def _validated(run: Run) -> list[Record]:
 
 
 def _at(run: Run, update: int) -> Reached:
-    seconds = run.summary.seconds / run.summary.updates if run.summary else 0.0
-    return Reached(update, update * run.plan.recipe.batch, update * seconds)
+    images, ended = run.plan.images, run.summary
+    share = images(update) / images(ended.updates) if ended else 0.0
+    return Reached(update, images(update), ended.seconds * share if ended else 0.0)
 
 
 def time_to_accuracy(groups: list[Group], _curves: Data) -> Plot | None:
@@ -87,7 +88,7 @@ def time_to_accuracy(groups: list[Group], _curves: Data) -> Plot | None:
         "Validation accuracy against time: means over seeds. The dashed line is the mean accuracy "
         f"of {first} after its last update, {target:.2f} %. The table has updates, images and "
         "seconds to the first evaluation at or above it, of the seeds that reach it. Seconds are "
-        "those of the run times the share of its updates that were done, so the time of "
+        "those of the run times the share of its images that were done, so the time of "
         "evaluations is spread evenly; runs that shared a device took longer than alone."
     )
     table = Table(

@@ -13,7 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 
-from ghostbatch.report.table import Table, show_rates
+from ghostbatch.report.table import Table, show_batches, show_rates
 from ghostbatch.study import Cell, Cost, Event, Failure
 from ghostbatch.train import Progress as RunProgress
 from ghostbatch.train import Record, Summary
@@ -96,7 +96,8 @@ class TrainProgress:
         if now.update < now.end and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + REFRESH
-        images = (self._bars.tasks[0].speed or 0.0) * now.plan.recipe.batch
+        batch = now.plan.recipe.batch * len(now.plan.stream(now.update))
+        images = (self._bars.tasks[0].speed or 0.0) * batch
         self._bars.update(
             self._task,
             total=now.end,
@@ -123,14 +124,15 @@ class TrainProgress:
         plan, recipe = now.plan, now.plan.recipe
         threads = f"{now.threads} thread{'' if now.threads == 1 else 's'}"
         most = "at most " if recipe.hold == "distance" else ""
-        norm = f"{plan.ghosts:,} ghosts of {recipe.ghost:,}" if recipe.ghost else "no ghosts"
+        per = f" per {recipe.batch:,}" if recipe.grow else ""
+        norm = f"{plan.ghosts:,} ghosts of {recipe.ghost:,}{per}" if recipe.ghost else "no ghosts"
         begins = f"continues after update {now.update:,}" if now.update else "a new run"
         return {
             "recipe": f"{self._name}: {recipe.model}, {recipe.precision}, seed {recipe.seed}",
             "data": f"{recipe.data}: {plan.samples:,} training images"
             + (", augmented" if recipe.augment else ""),
             "device": f"{now.device}, {threads}, engine: {now.engine}",
-            "updates": f"{most}{now.end:,} of {recipe.batch:,} images each, {norm}; "
+            "updates": f"{most}{now.end:,} of {show_batches(plan)} images each, {norm}; "
             f"{plan.epoch(now.end):.4g} epochs",
             "rates": f"{show_rates(plan)}: learning rate (from update)",
             "folder": f"{self._out}: {begins}",

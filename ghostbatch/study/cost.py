@@ -69,9 +69,9 @@ def _time_kind(cells: Sequence[Cell], where: Where, device: torch.device) -> dic
         pace = measure_pace(costliest.plan, info, device, micro, where.threads)
     except Exception:  # the cell's own run will report it, and the others go on
         return {}
-    per_cost = pace.update * costliest.plan.updates / costliest.cost
+    per_cost = pace.update * costliest.plan.length / costliest.cost
     return {
-        cell: replace(pace, update=per_cost * cell.cost / cell.plan.updates).seconds(
+        cell: replace(pace, update=per_cost * cell.cost / cell.plan.length).seconds(
             cell.plan, cell.evaluations
         )
         for cell in cells

@@ -44,13 +44,13 @@ class Cell:
 
     @cached_property
     def cost(self) -> float:
-        """Estimated work in samples: each update costs its batch plus an overhead of about 32."""
-        return self.plan.updates * (self.recipe.batch + 32)
+        """Estimated work in samples: each batch costs its samples plus an overhead of about 32."""
+        return self.plan.length * (self.recipe.batch + 32)
 
     @property
     def images(self) -> int:
         """Training images that the run sees, counted as often as it sees them."""
-        return self.plan.updates * self.recipe.batch
+        return self.plan.images(self.plan.updates)
 
     def folder(self, out: Path) -> Path:
         """Return the run's folder in the study's folder."""

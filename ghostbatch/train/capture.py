@@ -22,7 +22,8 @@ class CapturedUpdate(Update):
 
     Everything that differs from update to update lies in tensors that `prepare` writes to: the
     draws of the batch, noise, dropout's key, and the learning rates. Weight decay and momentum are
-    constants of the graph, so a regime that changes them has a graph for each phase.
+    constants of the graph, so a regime that changes them has a graph for each phase. So has a batch
+    that grows: its updates have other draws, and run eagerly first.
 
     So is everything that a network decides on the host in its forward. A network that draws random
     numbers there stays eager; what else it may decide (a counter, Python's random) is not noticed.
@@ -33,7 +34,7 @@ class CapturedUpdate(Update):
 
     def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
         super().__init__(state, feed, split, ranks)
-        self._draws = self.feed.draw(state.update).to(state.device)
+        self._draws = torch.empty(0, device=state.device)
         # A run in a thread has a stream of its own already. A new one could be that of another run:
         # PyTorch has 32 streams, and gives them out in turn.
         self._stream: Any = torch.cuda.current_stream(state.device)
@@ -50,7 +51,10 @@ class CapturedUpdate(Update):
     def prepare(self, stop: bool = False) -> None:
         """Set the tensors that differ from update to update."""
         super().prepare(stop)
-        drawn = self.feed.draw(self.state.update)
+        drawn = torch.cat([self.feed.draw(batch) for batch in self.stream], 1)
+        if drawn.shape != self._draws.shape:
+            self._draws = torch.empty_like(drawn, device=self.state.device)
+            self._graph, self._eager_updates = None, 0
         self._draws.copy_(drawn.pin_memory(), non_blocking=True)
         if self._draws_by_itself:
             super().seed_draws(self.positions[0].start)

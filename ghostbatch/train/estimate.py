@@ -17,7 +17,7 @@ from ghostbatch.train.capture import WARM_UP, choose_update
 from ghostbatch.train.device import cudnn_choice, thread_count
 from ghostbatch.train.evaluate import check_outputs, evaluate
 from ghostbatch.train.explain import explain_faults
-from ghostbatch.train.loop import schedule
+from ghostbatch.train.journal import schedule
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.split import memory_remedy, split_batch
 from ghostbatch.train.state import State, autocast, image_format, parameter_dtype, use_gpu_layers
@@ -49,14 +49,14 @@ class Pace:
     """How fast one run is on a device; the decoding of image files is not counted."""
 
     update: float
-    """Seconds of an update."""
+    """Seconds of an update of one batch."""
     evaluation: float
     """Seconds of an evaluation of the test set."""
 
     def seconds(self, plan: Plan, evaluations: int = 20) -> float:
         """Return the time of a run's updates and evaluations."""
-        return plan.updates * self.update + self.evaluation * (
-            1 + len(schedule(plan.updates, evaluations)[1])
+        return plan.length * self.update + self.evaluation * (
+            1 + len(schedule(plan.updates, evaluations, plan)[1])
         )
 
 
@@ -129,7 +129,7 @@ def _time_run(
 ) -> Pace:
     """Return the pace of a run with another batch, on random images."""
     ghost = min(plan.recipe.ghost, batch) if plan.recipe.ghost else None
-    sizes = {"batch": batch, "base_batch": batch, "ghost": ghost}
+    sizes = {"batch": batch, "base_batch": batch, "ghost": ghost, "grow": None}
     recipe = replace(plan.recipe, **sizes, hold="epochs", reference=None)  # type: ignore[arg-type]
     state, ranks = State(replace(plan, recipe=recipe), info, device), Ranks()
     split = split_batch(recipe, state.model, micro, ranks.world)

@@ -54,14 +54,14 @@ RECALIBRATION_IMAGES = 50_000
 def recalibration_batches(
     feed: Feed, plan: Plan, done: int, positions: Sequence[slice]
 ) -> Iterator[Tensor]:
-    """Yield ``positions`` of the first batches of a run that has done so many, for `recalibrate`.
+    """Yield ``positions`` of the first batches of a run after so many updates, for `recalibrate`.
 
     They are in the run's order and with its augmentation: one pass over the training set, or
     `RECALIBRATION_IMAGES` images, at most, but at least one batch.
     """
     batches = min(plan.samples, RECALIBRATION_IMAGES) // plan.recipe.batch
-    for update in range(max(1, min(batches, done))):
-        for micro in feed.micro_batches(update, positions):
+    for batch in range(max(1, min(batches, plan.stream(done).start))):
+        for micro in feed.micro_batches(batch, positions):
             yield micro.images
 
 

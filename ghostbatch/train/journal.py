@@ -1,13 +1,16 @@
 """What a run writes: records, checkpoints and its summary."""
 
 import time
+from bisect import bisect_left
 from math import isfinite
 from typing import Any
 
 import torch
 
 from ghostbatch.data import BatchSplit, Feed, FolderFeed
+from ghostbatch.diagnostics import log_spaced
 from ghostbatch.nn import sync_statistics
+from ghostbatch.plan import Plan
 from ghostbatch.train.divergence import find_nonfinite
 from ghostbatch.train.evaluate import (
     can_recalibrate,
@@ -225,3 +228,15 @@ class Journal:
         """Close the file of records."""
         if self.recorder is not None:
             self.recorder.close()
+
+
+def schedule(updates: int, evaluations: int, plan: Plan | None = None) -> tuple[set[int], set[int]]:
+    """Return the updates after which training is logged, and those after which it is evaluated.
+
+    With the ``plan`` of a batch that grows, evaluations are even in images.
+    """
+    end, begun = (updates, None) if plan is None else (plan.length, lambda u: plan.stream(u).start)
+    evenly = (round(end * k / evaluations) for k in range(1, evaluations + 1))
+    eval_updates = {bisect_left(range(updates), each, key=begun) for each in evenly}
+    eval_updates |= set(log_spaced(updates, per_decade=4))
+    return eval_updates | set(log_spaced(updates)), eval_updates

@@ -18,7 +18,7 @@ from ghostbatch.data import (
     load,
     open_feed,
 )
-from ghostbatch.diagnostics import DistanceScheduler, log_spaced
+from ghostbatch.diagnostics import DistanceScheduler
 from ghostbatch.errors import InputError, check_positive, check_seconds
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
@@ -35,7 +35,7 @@ from ghostbatch.train.device import (
 from ghostbatch.train.evaluate import check_outputs
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
-from ghostbatch.train.journal import Journal
+from ghostbatch.train.journal import Journal, schedule
 from ghostbatch.train.ranks import TIMEOUT, Ranks, joined
 from ghostbatch.train.record import OnProgress, OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
@@ -194,7 +194,7 @@ def _continue(
 def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -> Summary:
     """Update until the end; log, evaluate and save on the way; return the summary."""
     state = update.state
-    log_updates, eval_updates = schedule(state.plan.updates, evaluations)
+    log_updates, eval_updates = schedule(state.plan.updates, evaluations, state.plan)
     read_every = min(most := READ_EVERY[state.device.type], journal.checkpoint_updates or most)
     journal.show_progress(update.engine)
     if state.update == 0:
@@ -235,13 +235,6 @@ def _advance(update: Update, signals: Signals, log_updates: set[int], read_every
             stop = stop and update.ranks.world == 1  # with more, all must read at the same update
             if stop or state.update % read_every == 0:
                 return False
-
-
-def schedule(updates: int, evaluations: int) -> tuple[set[int], set[int]]:
-    """Return the updates after which training is logged, and those after which it is evaluated."""
-    evenly = {round(updates * k / evaluations) for k in range(1, evaluations + 1)}
-    eval_updates = evenly | set(log_spaced(updates, per_decade=4))
-    return eval_updates | set(log_spaced(updates)), eval_updates
 
 
 def _restore(state: State, folder: RunFolder, ranks: Ranks) -> int:

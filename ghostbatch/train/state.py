@@ -75,7 +75,7 @@ class State:
         plan = self.plan
         sizes: dict[str, Any] = {"samples_per_epoch": plan.samples, "batch": plan.held_batch}
         if plan.recipe.hold != "distance":
-            return RegimeScheduler(self.optimizer, plan.regime, **sizes)
+            return RegimeScheduler(self.optimizer, plan.regime, phases=plan.phases, **sizes)
         reached, longest = DropTargets.unknown(plan)
         return DistanceScheduler(
             self.optimizer,

@@ -39,7 +39,6 @@ class Update:
     def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
         self.state, self.feed, self.split, self.ranks = state, feed, split, ranks
         self.recipe = state.plan.recipe
-        self.positions = split.positions(ranks.rank)
         self.parallel = ranks.parallel(state.model)
         self.parameters = [p for p in state.model.parameters() if p.requires_grad]
         self.autocast = autocast(self.recipe, state.device)
@@ -54,7 +53,8 @@ class Update:
             self._noise = torch.empty(self.recipe.batch, device=state.device)
         self._labels: Tensor | None = None  # label noise, see `random_labels`
         if self.recipe.label_noise:
-            self._labels = torch.empty(self.recipe.batch, dtype=torch.long, device=state.device)
+            most = self.recipe.batch * max(state.plan.batches)
+            self._labels = torch.empty(most, dtype=torch.long, device=state.device)
         self.dropconnect = DropConnect(state.model, self.recipe.dropconnect)
         # A fused optimizer's kernel reads found_inf and leaves the weights alone where it is 1.
         self._skips_on_device = state.device.type == "cuda"
@@ -71,6 +71,21 @@ class Update:
         if self._skips_on_device or not self.state.monitor.diverged:
             self.state.scheduler.step()
         self.state.update += 1
+
+    @property
+    def stream(self) -> range:
+        """The batches of the stream that the coming update takes: several where they have grown."""
+        return self.state.plan.stream(self.state.update)
+
+    @property
+    def samples(self) -> int:
+        """Samples of the coming update, over all ranks."""
+        return self.recipe.batch * len(self.stream)
+
+    @property
+    def positions(self) -> list[slice]:
+        """Which of these samples this rank computes, one slice for each micro-batch."""
+        return self.split.positions(self.ranks.rank, len(self.stream))
 
     def _make_flat(self) -> "FlatWeights":
         """Move the weights and their momentum to flat buffers; the optimizer keeps its own view."""
@@ -100,8 +115,8 @@ class Update:
             self._noise.copy_(to_device(weights, self._noise.device))
         if self._labels is not None:
             draw = generator(recipe.seed, "labels", update)
-            labels = random_labels(recipe.batch, self.state.classes, recipe.label_noise, draw)
-            self._labels.copy_(to_device(labels, self._labels.device))
+            labels = random_labels(self.samples, self.state.classes, recipe.label_noise, draw)
+            self._labels[: self.samples].copy_(to_device(labels, self._labels.device))
         self.dropconnect.set_key(key(recipe.seed, "dropconnect", update))
         if self.state.position is not None:
             self.state.position.key.fill_(key(recipe.seed, "dropout", update))
@@ -126,8 +141,8 @@ class Update:
             dist.all_reduce(sums)
         loss, correct, stops = sums.unbind()
         norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        accuracy = 100 * correct / recipe.batch
-        state.monitor.add(loss / recipe.batch, accuracy, norm.double(), stops)
+        accuracy = 100 * correct / self.samples
+        state.monitor.add(loss / self.samples, accuracy, norm.double(), stops)
         if recipe.clip is not None:  # before weight decay, which the optimizer adds
             clip_grads_with_norm_(self.parameters, recipe.clip, norm)
         if self._skips_on_device or not state.monitor.diverged:
@@ -146,7 +161,7 @@ class Update:
         lr = torch.as_tensor(group["lr"], dtype=torch.float32, device=sums.device)
         flat.step(
             *(sums, monitor.numbers, monitor.diverged, lr),
-            batch=self.recipe.batch,
+            batch=self.samples,
             far=FAR,
             patience=PATIENCE,
             clip=inf if self.recipe.clip is None else self.recipe.clip,
@@ -154,16 +169,17 @@ class Update:
         )
 
     def compute_gradients(self) -> Tensor:
-        """Compute the gradients of the batch's mean loss, after `prepare`.
+        """Compute the gradients of the update's mean loss, after `prepare`.
 
         Return this rank's summed loss, without noise and for the true labels, not smoothed, and
         its number of correct answers: a float64 tensor of two values.
         """
         self.state.optimizer.zero_grad(set_to_none=True)
-        factor = self.ranks.world / self.recipe.batch  # DDP averages over ranks
+        positions = self.positions
+        factor = self.ranks.world / self.samples  # DDP averages over ranks
         sums = torch.zeros(2, dtype=torch.float64, device=self.state.device)
         for micro in self.micro_batches():
-            last = micro.positions == self.positions[-1]
+            last = micro.positions == positions[-1]
             with nullcontext() if last else self._no_sync():
                 with self.autocast:
                     outputs = (self.flat or self.parallel)(micro.images)
@@ -176,7 +192,7 @@ class Update:
                         loss, _ = summed_cross_entropy(outputs, noisy, *options)
                 (loss * factor).backward()
             if self.flat is not None:
-                self.flat.take_gradients(add=micro.positions != self.positions[0])
+                self.flat.take_gradients(add=micro.positions != positions[0])
             sums = sums + found
         return sums
 
@@ -200,7 +216,10 @@ class Update:
 
     def batches(self) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the coming update."""
-        return self.feed.micro_batches(self.state.update, self.positions)
+        parts = self.split.positions(self.ranks.rank)
+        micros = (micro for batch in self.stream for micro in self.feed.micro_batches(batch, parts))
+        for micro, positions in zip(micros, self.positions, strict=True):
+            yield micro._replace(positions=positions)
 
     def seed_draws(self, first: int) -> None:
         """Seed what a network draws by itself in the micro-batch that begins at ``first``.

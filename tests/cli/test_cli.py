@@ -75,6 +75,8 @@ BAD_INPUT = {  # the field that the error names, and the command
     "holdout-of-all-digits": ("holdout", "train f1-digits --holdout 4000"),
     "holdout-below-zero": ("holdout", "train f1-digits --holdout -1"),
     "plan-without-batch": ("batch", "plan f1-digits"),
+    "growth-with-held-updates": ("grow", "plan f1-digits --batch 32 --grow 512"),
+    "growth-above-data": ("grow", "train f1-digits --grow 4096"),
     "no-such-run": ("from", "train --from nowhere"),
     "study-as-a-run": ("from", "train --from ."),
     "recipe-and-run": ("from", "train --from nowhere f1-digits"),
@@ -163,6 +165,20 @@ def test_plan_holds_the_sum_of_learning_rates_when_asked(run):
     adapted = json.loads(out)["adapted"]
     assert (adapted["updates"], adapted["drop_updates"]) == (199, [99, 149])
     assert adapted["epochs"] == pytest.approx(9 * 32**0.5)
+
+
+def test_plan_shows_the_batch_of_every_phase(run):
+    words = "plan f1-digits --batch 32 --ghost 16 --hold epochs --grow 1024".split()
+    _, out, _ = run(*words, "--json")
+    plans = json.loads(out)
+    assert plans["original"]["batches"] == [32, 32, 32]
+    assert plans["adapted"]["batches"] == [32, 320, 1024]
+    assert plans["adapted"]["drop_updates"] == [563, 591]  # 1125 batches: 563, 28 * 10 and 9 * 32
+    assert plans["adapted"]["updates"] == 600
+    _, out, _ = run(*words)
+    shown = dict(re.split("  +", line.strip())[::2] for line in out.splitlines()[2:])
+    assert shown["batch"] == "32 (0), 320 (563), 1,024 (591)"
+    assert shown["rates (update)"] == "0.00625 (0), 0.00625 (563), 0.002 (591)"
 
 
 def test_plan_prints_both_recipes_side_by_side(run):

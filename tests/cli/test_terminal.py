@@ -52,6 +52,22 @@ def test_train_says_what_it_will_do_and_then_shows_both_losses_of_every_evaluati
     assert last.startswith("finished: accuracy ")
 
 
+def test_train_says_how_its_batch_grows(run):
+    growing = [*SHORT[:-4], "--regime.drops", "0.1:0.002", "--grow", "96", "--ghost", "8"]
+    code, out, err = run(*growing, "--out", "run")
+    said, lines = banner(out)
+    assert (code, err) == (0, "")
+    assert said["updates"] == (
+        "17 of 32 (0), 96 (13) images each, 4 ghosts of 8 per 32; 0.2 epochs"
+    )
+    assert said["rates"].startswith("0.00625 (0), 0.006 (13): ")
+    epochs = {int(update): float(epoch) for update, epoch, *_ in map(str.split, lines[1:-1])}
+    assert (epochs[10], epochs[17]) == (0.08, 0.2)
+    assert {6, 12, 15, 17} <= epochs.keys()  # after quarters of 25 batches: 6, 12, 19 and 25
+    _, out, _ = run(*growing, "--dry-run")
+    assert "batch            32 (0), 96 (13)" in out
+
+
 def test_train_tells_a_run_that_ended_now_from_one_that_had_ended(run):
     first, again = (run(*SHORT)[1].splitlines() for _ in range(2))
     assert first[-1].startswith("finished: accuracy ")

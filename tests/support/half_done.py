@@ -5,11 +5,11 @@ import pytest
 from ghostbatch import train
 
 
-def half_done(recipe, folder, **options):
-    """Leave a run after its checkpoint at update 5."""
+def half_done(recipe, folder, update=5, **options):
+    """Leave a run after its checkpoint at this update."""
 
     def interrupt(record):
-        if record.update > 5:
+        if record.update > update:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

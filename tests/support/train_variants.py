@@ -41,6 +41,8 @@ VARIANTS = {
         ema=0.9,
     ),
     "plain norm": replace(BASE, ghost=None),
+    "growing": replace(BASE, grow=256, label_noise=0.3, dropconnect=0.2),
+    "growing with plain norm": replace(BASE, grow=256, ghost=None),
     "adamw": replace(SHORT, optimizer=AdamW(eps=1e-4), lr_rule="sqrt"),
     "lars": replace(SHORT, optimizer=LARSSpec(trust=0.1)),
     "lamb": replace(SHORT, optimizer=LAMBSpec(eps=1e-4), decay_norms=False),

@@ -106,6 +106,17 @@ def test_micro_batches_in_a_graph_have_the_bits_of_eager_ones(tiny):
     assert all(torch.equal(eager[name], captured[name]) for name in eager)
 
 
+@pytest.mark.parametrize("network", ["f1", "c1", "python:small_networks:drawing"])
+def test_a_batch_that_grows_has_a_graph_of_each_size_with_the_bits_of_eager_updates(tiny, network):
+    regime = Regime(lr=0.05, epochs=0.304, drops=((0.08, 0.025, 0.0),))  # 5 updates, then 7 of 128
+    more = {"precision": "bf16", "augment": True, "label_noise": 0.3} if network == "c1" else {}
+    recipe = replace(tiny, model=network, regime=regime, grow=128, **more)
+    eager = run(Update, recipe, updates=12)
+    # One graph has one seed, so a network that draws by itself runs its larger updates eagerly.
+    ours = run(CapturedUpdate, recipe, updates=12, is_eager=network.startswith("python"))
+    assert [name for name in eager if not torch.equal(eager[name], ours[name])] == []
+
+
 def test_a_network_that_draws_by_itself_in_micro_batches_runs_eagerly(tiny):
     recipe = replace(tiny, model="python:small_networks:drawing")
     eager = run(Update, recipe, micro=32)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ghostbatch import Regime
 from ghostbatch.data import find_info
 from ghostbatch.recipes import find_recipe
 from ghostbatch.train import Pace, measure_pace
@@ -120,3 +121,27 @@ def test_a_run_takes_its_updates_and_its_evaluations(tiny):
     assert Pace(update=0.5, evaluation=2.0).seconds(plan, 4) == pytest.approx(
         0.5 * plan.updates + 2 * evaluations
     )
+
+
+def test_a_batch_that_grows_takes_the_time_of_each_of_its_batches(tiny, monkeypatch):
+    monkeypatch.setattr(MODULE, "PATIENCE", 0.01)
+    plan = replace(tiny, grow=512).plan(4000)
+    assert (plan.updates, plan.length) == (9, 16)
+    evaluations = 1 + len(schedule(plan.updates, 4, plan)[1])
+    assert Pace(update=0.5, evaluation=2.0).seconds(plan, 4) == 0.5 * 16 + 2 * evaluations
+
+
+def test_a_batch_that_grows_is_timed_before_it_has_grown(tiny, monkeypatch):
+    sizes = set()
+
+    class Watched(Update):
+        def compute(self):
+            sizes.add(self.samples)
+            super().compute()
+
+    monkeypatch.setattr(MODULE, "PATIENCE", 0.0)
+    monkeypatch.setattr(MODULE, "choose_update", lambda *_: Watched)
+    regime = Regime(lr=0.05, epochs=1, drops=((0.001, 0.005),))  # it grows at once
+    plan = replace(tiny, ghost=None, grow=512, regime=regime).plan(4000)
+    assert measure_pace(plan, find_info("digits"), CPU).update > 0
+    assert sizes == {8}

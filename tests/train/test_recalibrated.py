@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,11 @@ from ghostbatch import Regime, train
 from ghostbatch.data import PermutationStream, find_info, load
 from ghostbatch.ops import ghost_sizes
 from ghostbatch.train import evaluate, journal, read_summary
-from ghostbatch.train.evaluate import can_recalibrate, population_statistics
+from ghostbatch.train.evaluate import (
+    can_recalibrate,
+    population_statistics,
+    recalibration_batches,
+)
 from ghostbatch.train.load import evaluate_run, read_run
 from ghostbatch.train.state import initial_model, use_gpu_layers
 
@@ -63,6 +68,15 @@ def test_it_is_that_with_pytorchs_averages_over_the_runs_ghosts(tiny, tmp_path, 
     assert evaluate_run(read_run(tmp_path), CPU, recalibrated=True).accuracy == pytest.approx(
         summary.recalibrated_accuracy, abs=0.11
     )
+
+
+def test_it_is_over_all_batches_of_a_run_whose_batch_grows(tiny):
+    def micro_batches(batch, _positions):
+        return [SimpleNamespace(images=batch)]
+
+    feed, plan = SimpleNamespace(micro_batches=micro_batches), replace(tiny, grow=128).plan(4000)
+    assert (plan.updates, plan.batches) == (12, (1, 2))
+    assert list(recalibration_batches(feed, plan, 12, [])) == list(range(16))
 
 
 def test_it_is_on_held_out_images_where_the_accuracy_is(tiny, tmp_path):

@@ -225,3 +225,33 @@ def test_a_run_with_flat_weights_that_was_interrupted_has_the_bits_of_one_that_w
         )
     train(flat_recipe, out=tmp_path / "two", device="cpu")
     assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
+
+
+def test_a_batch_that_grows_steps_flat_weights_by_the_mean_of_its_batches(
+    flat_recipe, tmp_path, monkeypatch
+):
+    """In one step, which flat weights do to the rounding of bf16."""
+    regime = Regime(lr=0.05, epochs=1.5, drops=((0.5, 0.0125, 0.0),))
+    recipe = replace(flat_recipe, noise=False, ema=None, grow=64, regime=regime, augment=False)
+    sizes = []
+    flat = sys.modules["ghostbatch.nn.flat"].FlatWeights
+    step = flat.step
+
+    def noted(self, *arguments, batch, **options):
+        sizes.append(batch)
+        step(self, *arguments, batch=batch, **options)
+
+    monkeypatch.setattr(flat, "step", noted)
+    for kernels in ("interpret", "0"):
+        monkeypatch.setenv("GHOSTBATCH_KERNELS", kernels)
+        train(recipe, out=tmp_path / kernels, device="cpu")
+    assert sizes == [16, 16, 64]
+    fast, slow = (
+        torch.load(tmp_path / kernels / "checkpoint.pt", weights_only=True)["state"]
+        for kernels in ("interpret", "0")
+    )
+    assert fast["tally"]["updates"] == slow["tally"]["updates"]
+    for number, kept in slow["optimizer"]["state"].items():
+        mine = fast["optimizer"]["state"][number]["momentum_buffer"]
+        error = (mine - kept["momentum_buffer"]).norm() / kept["momentum_buffer"].norm()
+        assert error < 0.1
