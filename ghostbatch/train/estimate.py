@@ -56,7 +56,7 @@ class Pace:
     def seconds(self, plan: Plan, evaluations: int = 20) -> float:
         """Return the time of a run's updates and evaluations."""
         return plan.length * self.update + self.evaluation * (
-            1 + len(schedule(plan.updates, evaluations, plan)[1])
+            1 + len(schedule(plan, evaluations)[1])
         )
 
 

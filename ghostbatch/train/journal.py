@@ -230,13 +230,13 @@ class Journal:
             self.recorder.close()
 
 
-def schedule(updates: int, evaluations: int, plan: Plan | None = None) -> tuple[set[int], set[int]]:
+def schedule(plan: Plan, evaluations: int) -> tuple[set[int], set[int]]:
     """Return the updates after which training is logged, and those after which it is evaluated.
 
-    With the ``plan`` of a batch that grows, evaluations are even in images.
+    Evaluations are evenly spaced in images, and a few more cover the start.
     """
-    end, begun = (updates, None) if plan is None else (plan.length, lambda u: plan.stream(u).start)
-    evenly = (round(end * k / evaluations) for k in range(1, evaluations + 1))
-    eval_updates = {bisect_left(range(updates), each, key=begun) for each in evenly}
-    eval_updates |= set(log_spaced(updates, per_decade=4))
-    return eval_updates | set(log_spaced(updates)), eval_updates
+    ends = (round(plan.length * k / evaluations) for k in range(1, evaluations + 1))
+    updates = range(plan.updates)
+    evenly = {bisect_left(updates, end, key=lambda u: plan.stream(u).start) for end in ends}
+    eval_updates = evenly | set(log_spaced(plan.updates, per_decade=4))
+    return eval_updates | set(log_spaced(plan.updates)), eval_updates

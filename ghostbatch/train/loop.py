@@ -194,7 +194,7 @@ def _continue(
 def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -> Summary:
     """Update until the end; log, evaluate and save on the way; return the summary."""
     state = update.state
-    log_updates, eval_updates = schedule(state.plan.updates, evaluations, state.plan)
+    log_updates, eval_updates = schedule(state.plan, evaluations)
     read_every = min(most := READ_EVERY[state.device.type], journal.checkpoint_updates or most)
     journal.show_progress(update.engine)
     if state.update == 0:

@@ -26,9 +26,9 @@ def timed(monkeypatch):
     return plans
 
 
-def evaluations(updates, evenly=20):
+def evaluations(plan, evenly=20):
     """One at the start, and those of a run's schedule."""
-    return 1 + len(schedule(updates, evenly)[1])
+    return 1 + len(schedule(plan, evenly)[1])
 
 
 def test_the_costliest_cell_is_timed_and_the_others_are_in_proportion(timed):
@@ -37,7 +37,7 @@ def test_the_costliest_cell_is_timed_and_the_others_are_in_proportion(timed):
     assert [plan.recipe.hold for plan in timed] == ["updates"]
     for cell in cells:
         updates = cell.plan.updates
-        expected = updates * (cell.recipe.batch + 32) / 1000 + 2 * evaluations(updates)
+        expected = updates * (cell.recipe.batch + 32) / 1000 + 2 * evaluations(cell.plan)
         assert cost.seconds[cell] == pytest.approx(expected)
     assert cost.places == 2
     assert cost.seconds_in_all == pytest.approx(sum(cost.seconds.values()) / 2)
@@ -51,7 +51,7 @@ def test_the_evaluations_that_a_study_asks_for_are_counted():
         for number in (20, 40)
     ]
     (cell,) = quick.cells(["LB"], [0])
-    more = evaluations(cell.plan.updates, 40) - evaluations(cell.plan.updates)
+    more = evaluations(cell.plan, 40) - evaluations(cell.plan)
     assert more > 10
     assert seconds[1] - seconds[0] == pytest.approx(2 * more)
 

@@ -63,7 +63,7 @@ def _records(plan, end, evaluations):
     draw = np.random.default_rng(crc32(f"{plan.recipe}".encode()))
     starts = [0, *plan.drop_updates, plan.updates]
     worse = exp(draw.normal(0, 0.04)) * (1 + 0.4 * max(0.0, log(3e4 / plan.updates)) / log(10))
-    logged, evaluated = schedule(plan.updates, evaluations)
+    logged, evaluated = schedule(plan, evaluations)
     error, slope = START, 0.9 * plan.rates(0).lr ** 0.5 * exp(draw.normal(0, 0.02))
     distance = 0.0
     for phase, (start, stop) in enumerate(pairwise(starts)):

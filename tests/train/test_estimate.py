@@ -117,7 +117,7 @@ def test_on_a_gpu_the_captured_graph_is_timed(monkeypatch):
 
 def test_a_run_takes_its_updates_and_its_evaluations(tiny):
     plan = tiny.plan(4000)
-    evaluations = 1 + len(schedule(plan.updates, 4)[1])
+    evaluations = 1 + len(schedule(plan, 4)[1])
     assert Pace(update=0.5, evaluation=2.0).seconds(plan, 4) == pytest.approx(
         0.5 * plan.updates + 2 * evaluations
     )
@@ -127,7 +127,7 @@ def test_a_batch_that_grows_takes_the_time_of_each_of_its_batches(tiny, monkeypa
     monkeypatch.setattr(MODULE, "PATIENCE", 0.01)
     plan = replace(tiny, grow=512).plan(4000)
     assert (plan.updates, plan.length) == (9, 16)
-    evaluations = 1 + len(schedule(plan.updates, 4, plan)[1])
+    evaluations = 1 + len(schedule(plan, 4)[1])
     assert Pace(update=0.5, evaluation=2.0).seconds(plan, 4) == 0.5 * 16 + 2 * evaluations
 
 
