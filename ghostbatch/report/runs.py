@@ -1,6 +1,7 @@
 """Reads the folder of a study or of single runs: everything that a report is made from."""
 
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import product
@@ -10,9 +11,10 @@ from typing import Any
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.report.records import RunRecords, read_run_records
-from ghostbatch.study import Instrument, Study, read_study
+from ghostbatch.study import Instrument, Row, Study, read_study
 from ghostbatch.study.instruments import MEASUREMENTS
 from ghostbatch.study.manifest import NAME
+from ghostbatch.study.rows import COLUMNS
 from ghostbatch.train import Summary, read_header, read_summary
 
 
@@ -76,7 +78,7 @@ class Results:
     """A study's declaration, and the runs found in its folder."""
 
     study: Study
-    """What ``study.json`` declares; without that file, no rows and all instruments."""
+    """What ``study.json`` declares, or what the folders' names tell; no rows for single runs."""
     rows: dict[str, list[Group]]
     """The columns that have runs, by row; in the order of the study."""
     unreadable: dict[str, list[str]]
@@ -100,7 +102,7 @@ def read_results(folder: Path) -> Results:
     """
     top = folder.resolve()
     home = next((path for path in (top, *top.parents[:3]) if (path / NAME).is_file()), top)
-    study = read_study(home) or Study(top.name, instruments=tuple(map(Instrument, MEASUREMENTS)))
+    study = read_study(home) or _found_study(top)
     places, missing = _declared_runs(study, home, top)
     if not places:
         study, missing = replace(study, rows={}), {}
@@ -135,6 +137,27 @@ def read_results(folder: Path) -> Results:
             raise InputError("folder", problem, "report the folder of one study")
         rows.setdefault(row, []).append(Group(column, members))
     return Results(study, rows, unreadable, missing)
+
+
+def _found_study(top: Path) -> Study:
+    """Return the study whose runs are the folders ROW/COLUMN/seed-K in ``top``, and instruments.
+
+    The paper's columns come first, in its order. A run whose run.json is damaged declares nothing.
+    """
+    rows: dict[str, dict[str, Recipe]] = {}
+    seeds = set()
+    for path in sorted(top.glob("*/*/seed-*/run.json")):
+        with suppress(InputError):
+            recipe = Recipe.from_dict(read_header(path.parent)["recipe"])
+            rows.setdefault(path.parts[-4], {})[path.parts[-3]] = recipe
+            seeds.add(recipe.seed)
+    order = [*COLUMNS, *dict.fromkeys(column for row in rows.values() for column in row)]
+    declared = {
+        row: Row({column: found[column] for column in dict.fromkeys(order) if column in found})
+        for row, found in rows.items()
+    }
+    instruments = tuple(map(Instrument, MEASUREMENTS))
+    return Study(top.name, declared, tuple(sorted(seeds)), instruments)
 
 
 def _declared_runs(

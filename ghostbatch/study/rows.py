@@ -17,6 +17,10 @@ PAPER_NOTE = (
 )
 
 
+COLUMNS = ("SB", "LB", "+LR", "+GBN", "+RA")
+"""The columns of the paper's tables."""
+
+
 def paper_row(recipe: Recipe, large: int, ghost: int, paper: Sequence[float] = ()) -> Row:
     """Return a row of the paper's tables; ``paper`` has its accuracies in the columns' order."""
     steps: dict[str, Callable[[Recipe], Recipe]] = {  # each is the one before plus one change

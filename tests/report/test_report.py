@@ -19,6 +19,7 @@ from rich.console import Console
 from ghostbatch import Recipe, Regime, train
 from ghostbatch.errors import InputError
 from ghostbatch.report.curves import curves_of
+from ghostbatch.report.entries import entries_of
 from ghostbatch.report.figures import (
     KINDS,
     _distance_chart,
@@ -139,13 +140,28 @@ def test_accuracies_on_held_out_images_are_marked(tmp_path, tiny):
     assert "on 1,000 held-out training images" in page.read_text()  # a mark
 
 
-def test_without_study_json_every_run_is_a_single_run_under_the_name_of_its_folder(folder):
+def test_without_study_json_rows_and_columns_are_the_names_of_the_folders(folder):
+    declared = read_results(folder)
     (folder / "study.json").rename(folder / "aside")
-    results = read_results(folder)
+    found = read_results(folder)
     (folder / "aside").rename(folder / "study.json")
-    names = [group.column for group in results.rows["f1-digits"]]
-    assert names[:2] == ["mini/f1-digits/+GBN/seed-0", "mini/f1-digits/+GBN/seed-1"]
-    assert len(names) == 5
+    (row, groups), (_, expected) = *found.rows.items(), *declared.rows.items()
+    assert row == "f1-digits"
+    for group, same in zip(groups, expected, strict=True):
+        assert (group.column, [run.seed for run in group.runs]) == (
+            same.column,
+            [run.seed for run in same.runs],
+        )
+    assert (found.study.seeds, found.missing) == ((0, 1, 2), declared.missing)
+    gap = entries_of(found)["f1-digits"][1].gap
+    assert gap == entries_of(declared)["f1-digits"][1].gap is not None
+
+
+def test_a_folder_of_other_depth_without_study_json_holds_single_runs(tmp_path):
+    for name in ("one", "two/three"):
+        make_run(tmp_path / "runs" / name)
+    results = read_results(tmp_path / "runs")
+    assert [group.column for group in results.rows["f1-digits"]] == ["runs/one", "runs/two/three"]
     assert results.study.rows == {}
 
 
