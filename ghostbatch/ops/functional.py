@@ -122,15 +122,8 @@ def _train(
 
 def _update_compiled(stats: RunningStats, moments: Tensor, group: Group) -> None:
     """Update the running statistics by an operator, as `update_running` does."""
-    update_running_op(
-        running_mean=stats.mean,
-        running_var=stats.var,
-        num_batches_tracked=stats.num_batches_tracked,
-        statistics=moments,
-        momentum=stats.momentum,
-        running=stats.policy,
-        group=group,
-    )
+    buffers = stats.mean, stats.var, stats.num_batches_tracked
+    update_running_op(*buffers, moments, stats.momentum, stats.policy, group)
 
 
 def _contribute_no_ghosts(y: Tensor, stats: RunningStats, group: Group) -> Tensor:
@@ -148,16 +141,11 @@ def _contribute_no_ghosts(y: Tensor, stats: RunningStats, group: Group) -> Tenso
 
 def _reference(call: NormCall, stats: RunningStats | None) -> Tensor:
     """Return what `_train` returns, by plain differentiable operations, as torch.func needs."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = call._asdict()
     if stats is not None:
-        options = {
-            "running_mean": stats.mean,
-            "running_var": stats.var,
-            "num_batches_tracked": stats.num_batches_tracked,
-            "momentum": stats.momentum,
-            "running": stats.policy,
-        }
-    return ghost_batch_norm_reference(**call._asdict(), **options)
+        options |= {"running_mean": stats.mean, "running_var": stats.var, "running": stats.policy}
+        options |= {"num_batches_tracked": stats.num_batches_tracked, "momentum": stats.momentum}
+    return ghost_batch_norm_reference(**options)
 
 
 def _add_and_activate(y: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
