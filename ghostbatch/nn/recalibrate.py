@@ -82,9 +82,6 @@ class Average:
             norm.running_var.copy_(self.sums[1] / self.ghosts)  # type: ignore[union-attr]
 
 
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-
-
 @contextmanager
 def _collecting(model: nn.Module, averages: dict[_BatchNorm, Average]) -> Iterator[None]:
     """Let every forward of a norm layer add to its average; the layer's own buffers stay as is."""
@@ -95,7 +92,7 @@ def _collecting(model: nn.Module, averages: dict[_BatchNorm, Average]) -> Iterat
             module.training = module in averages
         for norm, average in averages.items():
             options: dict[str, Any] = {"momentum": None, "track_running_stats": True}
-            for name in BUFFERS[:2]:
+            for name in ("running_mean", "running_var"):
                 options[name] = getattr(norm, name).clone()
             options["num_batches_tracked"] = average.ghosts.long()
             if isinstance(norm, GhostBatchNorm):
