@@ -21,12 +21,6 @@ from ghostbatch.optional import import_timm, import_torchvision
 Builder = Callable[..., nn.Module]
 """Takes ``num_classes``, ``in_channels`` and ``image_size``; returns the network."""
 
-# Options that make these return one tensor in training, and not warn about their defaults.
-TORCHVISION_OPTIONS: dict[str, dict[str, Any]] = {
-    "googlenet": {"aux_logits": False, "init_weights": True},
-    "inception_v3": {"aux_logits": False, "init_weights": True},
-}
-
 
 def from_torchvision(name: str) -> Builder:
     """Return the builder of a torchvision classifier."""
@@ -42,9 +36,11 @@ def from_torchvision(name: str) -> Builder:
                 f"torchvision:{name} takes images of 3 channels, not {in_channels}",
                 f"use timm:{name} if timm has it, or your own model",
             )
-        options = dict(TORCHVISION_OPTIONS.get(name, {}))
-        if name.startswith("vit_"):  # the only ones whose weights depend on the size
-            options["image_size"] = image_size
+        options: dict[str, Any] = {}
+        if name in ("googlenet", "inception_v3"):  # one result in training; no warning of defaults
+            options = {"aux_logits": False, "init_weights": True}
+        elif name.startswith("vit_"):  # the only ones whose weights depend on the size
+            options = {"image_size": image_size}
         model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
         return model
 
