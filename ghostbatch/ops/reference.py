@@ -64,13 +64,12 @@ def ghost_batch_norm_reference(
         pieces = x.split(ghost_sizes(x.shape[0], ghost))
         means, variances = zip(*map(ghost_moments, pieces), strict=True)
         if running_mean is not None and running_var is not None:
+            buffers = running_mean, running_var, num_batches_tracked
             counts = map(values_per_channel, pieces)
             with torch.no_grad():
                 unbiased = [v * n / (n - 1) for v, n in zip(variances, counts, strict=True)]
-                update_running(
-                    *(running_mean, running_var, num_batches_tracked),
-                    *(torch.stack(means), torch.stack(unbiased), momentum, running),
-                )
+                moments = torch.stack(means), torch.stack(unbiased)
+                update_running(*buffers, *moments, momentum, running)
         ghosts = zip(pieces, means, variances, strict=True)
         y = torch.cat([normalise(*ghost, weight, bias, eps) for ghost in ghosts])
     else:
