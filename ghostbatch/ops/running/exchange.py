@@ -26,7 +26,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from ghostbatch.errors import RankError
-from ghostbatch.ops.running.channel import encode_widths, explain, open_channel
+from ghostbatch.ops.running.channel import encode_widths, mismatch, open_channel
 from ghostbatch.ops.running.groups import Group, gather_objects, ranks_in
 from ghostbatch.ops.running.pending import PENDING, Pending, take_pending, waiting_for
 from ghostbatch.ops.running.stats import RunningStats
@@ -143,9 +143,9 @@ def sync_layers(layers: Sequence[RunningStats], group: Group) -> None:
         for layer in layers
     ]
     everyone = gather_objects((encode_widths(layers), rules), group)
-    other = [str(rank) for rank, (widths, _) in enumerate(everyone) if widths != everyone[0][0]]
-    if other:
-        raise RankError(explain(", ".join(other), layers))
+    widths = [each for each, _ in everyone]
+    if len(set(widths)) > 1:
+        raise mismatch(widths, layers)
     pending = []
     for layer, *by_rank in zip(layers, *(each for _, each in everyone), strict=True):
         mine = own[id(layer.mean)]
