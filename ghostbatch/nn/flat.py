@@ -34,8 +34,8 @@ class Leaf:
     shape: torch.Size
     """Of what the network reads."""
     sources: Tensor | None
-    """For each value of the copy, which value of the parameter it is, or -1 for zero; both in
-    memory order. None: all values in their order."""
+    """For each value of the copy, the index of its value in the parameter, or -1 for zero; both in
+    memory order. None: the same values in the same order."""
     is_copy: bool
     tensor: Tensor
     """What the network reads; a copy's is set when there is a buffer for it."""

@@ -53,10 +53,11 @@ def ghost_batch_norm(
     ``training=False`` the running statistics are used, as in ``F.batch_norm``.
 
     ``group`` names the ranks that share the running statistics; by default none do. ``number``
-    tells the layer from others when they do.
+    identifies the layer in their exchange.
 
-    With ``twice`` the result is a pair of tensors of the same memory, for two layers that use it:
-    the backward then adds their gradients itself, where autograd would run a kernel more.
+    With ``twice`` the result is a pair of tensors that share their memory, one for each of two
+    layers that use it. The backward then adds their two gradients while it reads them; autograd
+    would add them with one more kernel.
     """
     check_options(ghost, running, activation)
     tensors = {"weight": weight, "bias": bias, "num_batches_tracked": num_batches_tracked}

@@ -147,7 +147,7 @@ def check(headers: Tensor, layers: Sequence[RunningStats]) -> None:
 
 
 def mismatch(codes: Sequence[object], layers: Sequence[RunningStats]) -> RankError:
-    """Return the error for ranks whose codes are not those of the first: they ran other layers."""
+    """Return the error that names the ranks whose codes differ from the first rank's."""
     ranks = ", ".join(str(rank) for rank, code in enumerate(codes) if code != codes[0])
     widths = ", ".join(str(layer.mean.numel()) for layer in layers[:3])
     more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
