@@ -103,16 +103,6 @@ def test_no_batch_of_two_or_more_samples_leaves_one_alone():
         assert_close([y, kept], [exact, by_loop])
 
 
-@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.channels_last_3d], ids=str)
-def test_a_channels_last_input_gives_a_channels_last_output_and_gradient(memory_format):
-    shape = (8, 3, 2, 4) if memory_format == torch.channels_last else (8, 3, 2, 2, 4)
-    x = draw(*shape).to(memory_format=memory_format).requires_grad_()
-    y = ghost_batch_norm(x, ghost=4)
-    (dx,) = torch.autograd.grad(y.square().sum(), x)
-    assert y.is_contiguous(memory_format=memory_format)
-    assert dx.is_contiguous(memory_format=memory_format)
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "channels innermost", "transposed"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_results_are_rounded_once_even_where_the_bias_cancels(dtype, layout):
