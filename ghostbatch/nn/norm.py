@@ -153,7 +153,7 @@ class GhostBatchNorm(_BatchNorm):
         )
 
     def reset_running_stats(self) -> None:
-        """As in nn.BatchNorm; what earlier forwards contribute does not count any more."""
+        """As in nn.BatchNorm; also drop contributions that wait for those of other ranks."""
         forget_pending(self.running_mean)
         super().reset_running_stats()
 
