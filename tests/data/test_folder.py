@@ -8,15 +8,13 @@ import pytest
 import torch
 from image_folder import write_images
 from PIL import Image
-from torch import nn
 
-from ghostbatch import Recipe, Regime, train
+from ghostbatch import Recipe, Regime
 from ghostbatch.data import PermutationStream, SkippedImages, find_info, fingerprint_of, load
 from ghostbatch.data.decode import decode
 from ghostbatch.data.folder import FolderFeed
 from ghostbatch.draws import generator
 from ghostbatch.errors import InputError, RankLocalError
-from ghostbatch.nn import MODELS
 
 SIZES = [(300, 280), (256, 400), (500, 260), (100, 120)]
 
@@ -160,38 +158,6 @@ def test_a_folder_without_train_and_val_or_with_unequal_classes_is_refused(tmp_p
     (tmp_path / "val" / "bee").mkdir(parents=True)
     with pytest.raises(InputError, match=r"^data: .* classes that train lacks \(bee\)"):
         load(f"folder:{tmp_path}")
-
-
-def small(num_classes, *, in_channels, image_size):
-    del image_size
-    return nn.Sequential(
-        *(nn.Conv2d(in_channels, 8, 8, stride=8), nn.BatchNorm2d(8), nn.ReLU()),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes)),
-    )
-
-
-def test_a_run_on_a_folder_resumes_in_the_middle_of_an_epoch_bit_for_bit(
-    root, tmp_path, outcome, monkeypatch
-):
-    monkeypatch.setitem(MODELS, "small", small)
-    recipe = Recipe(
-        model="small",
-        data=f"folder:{root}",
-        batch=4,
-        base_batch=4,
-        regime=Regime(lr=0.01, epochs=0.5),
-        augment=True,
-    )
-    train(recipe, out=tmp_path / "uninterrupted", evaluations=1)
-
-    def interrupt(record):
-        if record.update == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, out=tmp_path / "resumed", checkpoint_seconds=0, on_record=interrupt)
-    train(recipe, out=tmp_path / "resumed", evaluations=1)
-    assert outcome(tmp_path / "resumed") == outcome(tmp_path / "uninterrupted")
 
 
 def test_workers_end_with_their_feed(root):
