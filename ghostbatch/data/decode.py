@@ -68,7 +68,7 @@ def decode(path: str, top: float, left: float, size: int = SIZE) -> np.ndarray[A
 
 @dataclass(frozen=True)
 class Crops:
-    """The crops of every update, whichever process decodes them."""
+    """Which images each update reads, and where they are cropped and flipped."""
 
     stream: PermutationStream
     augment: bool
@@ -115,7 +115,7 @@ class Decoder(Dataset[Decoded]):
 
 
 def begin_worker(_worker: int, parent: int) -> None:
-    """Prepare a worker process: leave signals to its parent, and exit if that has ended already."""
+    """Prepare a worker process: ignore stop signals, and exit if the parent has already ended."""
     for number in STOP_SIGNALS:
         if number != signal.SIGTERM:  # which PyTorch itself handles
             signal.signal(number, signal.SIG_IGN)

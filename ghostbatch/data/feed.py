@@ -10,7 +10,7 @@ from ghostbatch.data.datasets import ImageData
 from ghostbatch.data.stream import PermutationStream
 from ghostbatch.draws import generator
 from ghostbatch.ops.backends.base import has_triton
-from ghostbatch.ops.patches import patch_width, patches
+from ghostbatch.ops.patches import patches
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -112,7 +112,6 @@ class TensorFeed:
                 pad=augmentation.pad if augmentation else 0,
                 fill=augmentation.fill if augmentation else 0,
                 patch=self._patch,
-                width=patch_width(images.shape[1], self._patch),
                 dtype=normalise.dtype,
             )
         chosen, crops = draws[0], draws[1:]

@@ -41,9 +41,9 @@ def register_conversion(
 ) -> None:
     """Let `to_ghost` convert layers of ``plain_class`` to ``ghost_class``, and `to_plain` back.
 
-    Conversion changes the class of a layer and calls no constructor. So the ghost class must do
-    with the attributes of a plain layer, and with ``ghost``, ``running`` and ``process_group``,
-    which conversion sets. If ``plain_class.forward`` calls ``super().forward``, an empty class that
+    Conversion changes the class of a layer and calls no constructor. So the ghost class can use the
+    attributes of a plain layer, and ``ghost``, ``running`` and ``process_group``, which conversion
+    sets, but no others. If ``plain_class.forward`` calls ``super().forward``, an empty class that
     inherits from it and then from `GhostBatchNorm2d` (or 1d, 3d) is enough.
 
     Layers of subclasses of ``plain_class`` are not converted: each class is registered by itself.
@@ -72,8 +72,9 @@ def to_ghost(
     On a layer that is a ghost layer already, this changes the ghost size, and the process group and
     the policy of running statistics if they are given; a new layer gets the default group and
     "sequential" otherwise. Layers that cannot be converted are left alone, with a warning that
-    names them: subclasses of BatchNorm that `register_conversion` does not know, because they may
-    add behaviour that would be lost, and layers whose ``forward`` the class does not decide.
+    names them: subclasses of BatchNorm that were not registered with `register_conversion`, because
+    they may add behaviour that would be lost, and scripted layers and layers whose ``forward`` was
+    replaced, because a change of their class would have no effect.
     """
     check_options(ghost, running or "sequential")
     for name, layer in model.named_modules():
@@ -140,7 +141,7 @@ def convertible(model: nn.Module) -> list[nn.Module]:
 
 
 def unconvertible(model: nn.Module) -> dict[str, str]:
-    """Return the norm layers that `to_ghost` leaves plain, "name (class)", and what it says."""
+    """Return the norm layers that `to_ghost` leaves alone, "name (class)", each with a reason."""
     found = {}
     for name, layer in model.named_modules():
         scripted = isinstance(layer, torch.jit.ScriptModule)

@@ -35,7 +35,7 @@ class DropConnect:
 
     @contextmanager
     def masked(self) -> Iterator[None]:
-        """Mask the weights meanwhile; afterwards they are as before, and gradients are masked.
+        """Mask the weights inside the context; on exit restore them, and mask their gradients.
 
         The gradient of L(m w) with respect to w is m times the gradient at m w.
         """

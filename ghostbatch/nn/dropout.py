@@ -5,8 +5,6 @@ number of ranks and micro-batches. Here each value is kept or dropped by a hash 
 the layer, the position of the sample in the batch of all ranks, and the feature.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -32,33 +30,47 @@ class BatchPosition:
         self.first.fill_(first)
 
 
-class KeyedDropout(nn.Dropout):
-    """nn.Dropout with masks by position."""
+class _Keyed(nn.Module):
+    """The forward of all dropout layers with masks by position."""
 
+    p: float
+    inplace: bool
     position: BatchPosition
     layer: int
     """Number of this layer in the model."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Dropout's name for it)
-        """Drop single values of (N, ...)."""
-        return _dropped(self, input, tuple(input.shape[1:]))
+        """Drop single values of (N, ...) if this is an nn.Dropout, else channels of (N, C, ...)."""
+        x, p, position = input, float(self.p), self.position
+        if not self.training or p == 0:
+            return x
+        features = tuple(x.shape[1:])
+        if not isinstance(self, nn.Dropout):
+            features = (x.shape[1], *(1,) * (x.dim() - 2))
+        scale = torch.ones((), dtype=x.dtype).div_(1 - p if p < 1 else 1)
+        if not self.inplace and has_triton(x) and x.numel() and x.is_contiguous():
+            from ghostbatch.ops.dropout import KeyedDropoutFunction  # noqa: PLC0415 (imports triton)
+
+            rule = self.layer, torch.Size(features).numel(), int(p * 2**BITS), float(scale)
+            return KeyedDropoutFunction.apply(x, position.key, position.first, *rule)  # type: ignore[no-any-return, no-untyped-call]
+        kept = keep_mask(position, self.layer, x.shape[0], features, p)
+        mask = kept.to(x.dtype).mul_(float(scale))
+        return x.mul_(mask) if self.inplace else x * mask
 
 
-class _KeyedChannels(nn.Module):
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """Drop whole channels of (N, C, ...)."""
-        return _dropped(self, input, (input.shape[1], *(1,) * (input.dim() - 2)))
+class KeyedDropout(_Keyed, nn.Dropout):
+    """nn.Dropout with masks by position."""
 
 
-class KeyedDropout1d(_KeyedChannels, nn.Dropout1d):
+class KeyedDropout1d(_Keyed, nn.Dropout1d):
     """nn.Dropout1d with masks by position."""
 
 
-class KeyedDropout2d(_KeyedChannels, nn.Dropout2d):
+class KeyedDropout2d(_Keyed, nn.Dropout2d):
     """nn.Dropout2d with masks by position."""
 
 
-class KeyedDropout3d(_KeyedChannels, nn.Dropout3d):
+class KeyedDropout3d(_Keyed, nn.Dropout3d):
     """nn.Dropout3d with masks by position."""
 
 
@@ -83,21 +95,6 @@ def key_dropout(model: nn.Module, position: BatchPosition) -> int:
             layer.position = position  # type: ignore[assignment]
             layer.layer = number  # type: ignore[assignment]
     return keyed
-
-
-def _dropped(layer: Any, x: Tensor, features: tuple[int, ...]) -> Tensor:
-    p, position = float(layer.p), layer.position
-    if not layer.training or p == 0:
-        return x
-    scale = torch.ones((), dtype=x.dtype).div_(1 - p if p < 1 else 1)
-    if not layer.inplace and has_triton(x) and x.numel() and x.is_contiguous():
-        from ghostbatch.ops.dropout import KeyedDropoutFunction  # noqa: PLC0415 (imports triton)
-
-        rule = layer.layer, torch.Size(features).numel(), int(p * 2**BITS), float(scale)
-        return KeyedDropoutFunction.apply(x, position.key, position.first, *rule)  # type: ignore[no-any-return, no-untyped-call]
-    kept = keep_mask(position, layer.layer, x.shape[0], features, p)
-    mask = kept.to(x.dtype).mul_(float(scale))
-    return x.mul_(mask) if layer.inplace else x * mask
 
 
 def keep_mask(

@@ -21,12 +21,6 @@ from ghostbatch.optional import import_timm, import_torchvision
 Builder = Callable[..., nn.Module]
 """Takes ``num_classes``, ``in_channels`` and ``image_size``; returns the network."""
 
-# Options that make these return one tensor in training, and not warn about their defaults.
-TORCHVISION_OPTIONS: dict[str, dict[str, Any]] = {
-    "googlenet": {"aux_logits": False, "init_weights": True},
-    "inception_v3": {"aux_logits": False, "init_weights": True},
-}
-
 
 def from_torchvision(name: str) -> Builder:
     """Return the builder of a torchvision classifier."""
@@ -37,14 +31,14 @@ def from_torchvision(name: str) -> Builder:
     def build(num_classes: int = 1000, *, in_channels: int = 3, image_size: int = 224) -> nn.Module:
         models = import_torchvision().models
         if in_channels != 3:
-            raise InputError(
-                "model",
-                f"torchvision:{name} takes images of 3 channels, not {in_channels}",
-                f"use timm:{name} if timm has it, or your own model",
-            )
-        options = dict(TORCHVISION_OPTIONS.get(name, {}))
-        if name.startswith("vit_"):  # the only ones whose weights depend on the size
-            options["image_size"] = image_size
+            problem = f"torchvision:{name} takes images of 3 channels, not {in_channels}"
+            remedy = f"use timm:{name} if timm has it, or your own model"
+            raise InputError("model", problem, remedy)
+        options: dict[str, Any] = {}
+        if name in ("googlenet", "inception_v3"):  # one result in training; no warning of defaults
+            options = {"aux_logits": False, "init_weights": True}
+        elif name.startswith("vit_"):  # the only ones whose weights depend on the size
+            options = {"image_size": image_size}
         model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
         return model
 
@@ -72,9 +66,8 @@ def from_timm(name: str) -> Builder:
 def from_python(path: str) -> Builder:
     """Return a builder that calls ``MODULE:FUNCTION`` with those of our arguments that it takes."""
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", path):
-        raise InputError(
-            "model", f"'python:{path}' names no function", "write python:package.module:function"
-        )
+        problem = f"'python:{path}' names no function"
+        raise InputError("model", problem, "write python:package.module:function")
 
     def build(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) -> nn.Module:
         ours = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
@@ -88,11 +81,8 @@ def from_python(path: str) -> Builder:
             raise InputError("model", f"{problem} ({error})", remedy) from None
         model = function(**accepted)
         if not isinstance(model, nn.Module):
-            raise InputError(
-                "model",
-                f"python:{path} returned a {type(model).__name__}",
-                "let it return a torch.nn.Module",
-            )
+            problem = f"python:{path} returned a {type(model).__name__}"
+            raise InputError("model", problem, "let it return a torch.nn.Module")
         return model
 
     return build
@@ -109,13 +99,10 @@ def _check_known(family: str, name: str, known: Iterable[str]) -> None:
     names = list(known)
     if name in names:
         return
-    close = get_close_matches(name, names, n=3)
-    remedy = "did you mean " + " or ".join(f"{family}:{each}" for each in close) + "?"
-    raise InputError(
-        "model",
-        f"'{family}:{name}' is unknown",
-        remedy if close else f"see the list_models of {family}",
-    )
+    remedy = f"see the list_models of {family}"
+    if close := get_close_matches(name, names, n=3):
+        remedy = "did you mean " + " or ".join(f"{family}:{each}" for each in close) + "?"
+    raise InputError("model", f"'{family}:{name}' is unknown", remedy)
 
 
 def _import_function(path: str) -> Callable[..., Any]:
@@ -125,18 +112,15 @@ def _import_function(path: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; something that it imports does not
-        raise InputError(
-            "model",
-            f"python:{path}: there is no module {error.name}",
-            "check the name, or add the module's folder to PYTHONPATH",
-        ) from None
+        problem = f"python:{path}: there is no module {error.name}"
+        remedy = "check the name, or add the module's folder to PYTHONPATH"
+        raise InputError("model", problem, remedy) from None
     function = getattr(module, function_name, None)
     if not callable(function):
+        problem = f"python:{path}: {module_name} has no function {function_name}"
         close = get_close_matches(function_name, vars(module), n=1)
         raise InputError(
-            "model",
-            f"python:{path}: {module_name} has no function {function_name}",
-            f"did you mean {close[0]}?" if close else "check the name",
+            "model", problem, f"did you mean {close[0]}?" if close else "check the name"
         )
     return function  # type: ignore[no-any-return]
 

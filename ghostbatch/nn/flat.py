@@ -34,14 +34,14 @@ class Leaf:
     shape: torch.Size
     """Of what the network reads."""
     sources: Tensor | None
-    """For each value of the copy, which value of the parameter it is, or -1 for zero; both in
-    memory order. None: all values in their order."""
+    """For each value of the copy, the index of its value in the parameter, or -1 for zero; both in
+    memory order. None: the same values in the same order."""
     is_copy: bool
     tensor: Tensor
     """What the network reads; a copy's is set when there is a buffer for it."""
-    start: int = 0
+    weight_start: int = 0
     """Where the parameter begins among the weights."""
-    place: int = 0
+    leaf_start: int = 0
     """Where the leaf begins among the leaves; copies come first."""
 
 
@@ -77,9 +77,11 @@ class FlatWeights:
         self._sources, self._targets = sources.to(device), targets.to(device)
         for leaf in self._leaves:
             weight = leaf.parameter
-            weight.data = _view(self._weights, leaf.start, weight.shape).copy_(weight.detach())
+            weight.data = _view(self._weights, leaf.weight_start, weight.shape).copy_(
+                weight.detach()
+            )
             if leaf.is_copy:
-                leaf.tensor = _view(self._copies, leaf.place, leaf.shape).requires_grad_()
+                leaf.tensor = _view(self._copies, leaf.leaf_start, leaf.shape).requires_grad_()
         self._partials = torch.zeros(triton.cdiv(total.weights, BLOCK), device=device)
         self._norm = torch.zeros((), dtype=torch.float64, device=device)
         self.refresh()
@@ -92,7 +94,7 @@ class FlatWeights:
     def momentum(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter and its momentum, a view of the buffer that `step` uses."""
         for leaf in self._leaves:
-            yield leaf.parameter, _view(self._momentum, leaf.start, leaf.parameter.shape)
+            yield leaf.parameter, _view(self._momentum, leaf.weight_start, leaf.parameter.shape)
 
     def refresh(self) -> None:
         """Write the copies anew."""
@@ -108,7 +110,7 @@ class FlatWeights:
             leaves = [leaf for leaf in self._leaves if leaf.is_copy == is_copy]
             if not leaves:
                 continue
-            ours = [self._leaf_grads[leaf.place :][: leaf.shape.numel()] for leaf in leaves]
+            ours = [self._leaf_grads[leaf.leaf_start :][: leaf.shape.numel()] for leaf in leaves]
             given = [_row(leaf.tensor.grad) for leaf in leaves]  # type: ignore[arg-type]
             (torch._foreach_add_ if add else torch._foreach_copy_)(ours, given)
             for leaf in leaves:
@@ -118,7 +120,7 @@ class FlatWeights:
         """Set the ``grad`` of every parameter to what was taken over, for a diagnosis."""
         self._collect()
         for leaf in self._leaves:
-            leaf.parameter.grad = _view(self._grads, leaf.start, leaf.parameter.shape)
+            leaf.parameter.grad = _view(self._grads, leaf.weight_start, leaf.parameter.shape)
 
     def _collect(self) -> None:
         """Write the gradients of the weights, and sums of their squares."""
@@ -201,7 +203,7 @@ class Total(NamedTuple):
 
     weights: int
     decayed: int
-    """The first of these have weight decay."""
+    """Number of the weights that decay; they come first."""
     leaves: int
     copies: int
 
@@ -211,33 +213,33 @@ def _line_up(leaves: Sequence[Leaf], undecayed: Collection[int]) -> Total:
 
     Parameters whose ids are among ``undecayed`` come after all others.
     """
-    weights = decayed = places = copies = 0
+    weights = decayed = total = copies = 0
     for leaf in leaves:
-        leaf.place = places
-        places += -(-leaf.shape.numel() // ALIGN) * ALIGN
-        copies = places if leaf.is_copy else copies
+        leaf.leaf_start = total
+        total += -(-leaf.shape.numel() // ALIGN) * ALIGN
+        copies = total if leaf.is_copy else copies
     for leaf in sorted(leaves, key=lambda leaf: id(leaf.parameter) in undecayed):
-        leaf.start = weights
+        leaf.weight_start = weights
         weights += -(-leaf.parameter.numel() // ALIGN) * ALIGN
         decayed = decayed if id(leaf.parameter) in undecayed else weights
-    return Total(weights, decayed, places, copies)
+    return Total(weights, decayed, total, copies)
 
 
 def _tables(leaves: Sequence[Leaf], total: Total) -> tuple[Tensor, Tensor]:
-    """Return the weight that each copy is of (copies,), and each weight's leaves (most, weights).
+    """Return the index of each copy's weight, and the indices of each weight's leaves, as int32.
 
-    Both are int32; -1 is none.
+    Their shapes are (copies,), and (most leaves of a weight, weights). An index of -1 is none.
     """
     sources = torch.full((total.leaves,), -1, dtype=torch.int32)
     targets = [torch.full((total.weights,), -1, dtype=torch.int32)]
     for leaf in leaves:
-        own = leaf.sources
+        own, at, start = leaf.sources, leaf.leaf_start, leaf.weight_start
         if own is None:
             count = leaf.parameter.numel()
-            sources[leaf.place :][:count] = torch.arange(leaf.start, leaf.start + count)
-            targets[0][leaf.start :][:count] = torch.arange(leaf.place, leaf.place + count)
+            sources[at:][:count] = torch.arange(start, start + count)
+            targets[0][start:][:count] = torch.arange(at, at + count)
             continue
-        sources[leaf.place :][: len(own)] = torch.where(own < 0, -1, own + leaf.start)
+        sources[at:][: len(own)] = torch.where(own < 0, -1, own + start)
         used = (own >= 0).nonzero().squeeze(1)
         weights, order = own[used].sort(stable=True)
         rank = torch.arange(len(weights)) - torch.searchsorted(weights, weights)
@@ -245,8 +247,7 @@ def _tables(leaves: Sequence[Leaf], total: Total) -> tuple[Tensor, Tensor]:
             if copy == len(targets):
                 targets.append(torch.full_like(targets[0], -1))
             which = rank == copy
-            here = (used[order][which] + leaf.place).int()
-            targets[copy][leaf.start + weights[which]] = here
+            targets[copy][start + weights[which]] = (used[order][which] + at).int()
     return sources[: total.copies], torch.stack(targets)
 
 

@@ -12,7 +12,6 @@ forward makes the folded weight by a product with a constant matrix of zeros and
 backward is such a product too.
 """
 
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -192,24 +191,11 @@ def placement(kernel: int, stride: int, pixels: int) -> Tensor:
     tensor([[0., 1., 0.],
             [0., 0., 0.]])
     """
-    return torch.tensor(_placement(kernel, stride, pixels))
-
-
-@lru_cache
-def _placement(kernel: int, stride: int, pixels: int) -> Any:
-    """Return `placement` as nested lists: a cached tensor would keep the mode it was made in."""
-    groups = (0,) if kernel == 1 else (-1, 0, 1)
-
-    def is_there(a: int, b: int, q: int, t: int) -> float:
-        return float(stride * pixels * q + b - stride * a + (kernel - 1) // 2 == t)
-
-    return [
-        [
-            [[is_there(a, b, q, t) for t in range(kernel)] for q in groups]
-            for b in range(stride * pixels)
-        ]
-        for a in range(pixels)
-    ]
+    a = torch.arange(pixels).view(-1, 1, 1, 1)
+    b = torch.arange(stride * pixels).view(-1, 1, 1)
+    q = torch.tensor([0] if kernel == 1 else [-1, 0, 1]).view(-1, 1)
+    t = torch.arange(kernel)
+    return (stride * pixels * q + b - stride * a + kernel // 2 == t).float()
 
 
 _PLACEMENTS: dict[Any, Tensor] = {}

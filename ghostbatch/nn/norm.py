@@ -31,11 +31,11 @@ def _ghost_batch_norm(x: Tensor, dims: tuple[int, ...], *tensors: Any, **options
 
 
 class _NoQconfig:
-    """An attribute that does not exist, and warns where a ghost layer is about to be lost.
+    """Raises AttributeError, and warns before ``convert_sync_batchnorm`` replaces a ghost layer.
 
-    ``convert_sync_batchnorm``, PyTorch's and timm's, puts a SyncBatchNorm in the place of every
-    batch norm, ghost layers too. It asks each for its ``qconfig``, and for nothing else that other
-    code does not read; quantisation asks as well, so this looks at the name of the caller.
+    That function, PyTorch's or timm's, replaces every batch norm by a SyncBatchNorm. It calls
+    nothing of the old layer, but it reads ``qconfig``. Quantisation reads it too, so the warning
+    depends on the name of the caller.
     """
 
     def __get__(self, layer: nn.Module | None, _: type) -> None:
@@ -153,7 +153,7 @@ class GhostBatchNorm(_BatchNorm):
         )
 
     def reset_running_stats(self) -> None:
-        """As in nn.BatchNorm; what earlier forwards contribute does not count any more."""
+        """As in nn.BatchNorm; also drop contributions that wait for those of other ranks."""
         forget_pending(self.running_mean)
         super().reset_running_stats()
 
@@ -207,10 +207,9 @@ class LazyGhostBatchNorm3d(nn.LazyBatchNorm3d):
 
 
 def number_for(group: Group) -> int:
-    """Return a number for a layer that is built or converted.
+    """Return a number for a layer that is built or converted; `UNNUMBERED` if it is `LOCAL`.
 
-    `LOCAL` layers need none. So a model with them, if only some ranks build it, leaves the numbers
-    of others alone.
+    So ranks may build different models of `LOCAL` layers, and number all other layers alike.
     """
     return UNNUMBERED if group == LOCAL else next_number()
 
@@ -219,7 +218,7 @@ def sync_statistics(model: nn.Module) -> None:
     """Bring the running statistics of ``model`` up to date on every rank; call it on all ranks.
 
     Backward does this already. Call it for layers that no gradient reaches, and after training-mode
-    forwards without backward, of which ranks may have run unequally many. On one rank it does
+    forwards without backward; ranks may have run different numbers of them. On one rank it does
     nothing.
     """
     layers: dict[tuple[Group, torch.device], dict[int, RunningStats]] = {}

@@ -21,10 +21,10 @@ def recalibrate(model: Model, batches: Iterable[Tensor | Sequence[Any]]) -> Mode
     """Set the running statistics of every norm layer to their average over ``batches``.
 
     A layer gets the mean of the means, and the mean of the unbiased variances, of all ghosts that
-    it sees; of all batches, if it is a plain BatchNorm. Meanwhile norm layers use these statistics,
-    as in training, and all other layers are in evaluation mode: the averages are for evaluation,
-    which has no dropout. Parameters, modes, ``num_batches_tracked`` and PyTorch's random generators
-    are left as they were; so is everything if a batch raises an error.
+    it sees; of all batches, if it is a plain BatchNorm. Meanwhile norm layers normalise each ghost
+    by its own statistics, as in training, and all other layers are in evaluation mode: the averages
+    are for evaluation, which has no dropout. Parameters, modes, ``num_batches_tracked`` and
+    PyTorch's random generators are left as they were. If a batch raises an error, nothing changes.
 
     On several ranks call it on all of them, each with its own batches. Ghost layers then average
     over the ranks of their process group.
@@ -64,12 +64,12 @@ class Average:
         self.sums = torch.zeros(2, norm.num_features, dtype=torch.float64, device=device)
 
     def begin(self, norm: _BatchNorm, _input: Any) -> None:
-        """Before a forward: let the layer's running statistics start from nothing."""
+        """Reset the layer's buffers before a forward, which then leaves its ghosts' averages."""
         for buffer in (norm.running_mean, norm.running_var, norm.num_batches_tracked):
             buffer.zero_()  # type: ignore[union-attr]
 
     def add(self, norm: _BatchNorm, _input: Any, _output: Any) -> None:
-        """After it: add the running statistics, which are the averages over its ghosts."""
+        """Add the averages that the forward has left, times the number of its ghosts."""
         ghosts = norm.num_batches_tracked
         averages = torch.stack([norm.running_mean, norm.running_var])  # type: ignore[list-item]
         self.sums += averages.double() * ghosts  # type: ignore[operator]
@@ -82,9 +82,6 @@ class Average:
             norm.running_var.copy_(self.sums[1] / self.ghosts)  # type: ignore[union-attr]
 
 
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-
-
 @contextmanager
 def _collecting(model: nn.Module, averages: dict[_BatchNorm, Average]) -> Iterator[None]:
     """Let every forward of a norm layer add to its average; the layer's own buffers stay as is."""
@@ -95,7 +92,7 @@ def _collecting(model: nn.Module, averages: dict[_BatchNorm, Average]) -> Iterat
             module.training = module in averages
         for norm, average in averages.items():
             options: dict[str, Any] = {"momentum": None, "track_running_stats": True}
-            for name in BUFFERS[:2]:
+            for name in ("running_mean", "running_var"):
                 options[name] = getattr(norm, name).clone()
             options["num_batches_tracked"] = average.ghosts.long()
             if isinstance(norm, GhostBatchNorm):

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ghostbatch.ops.backends.base import on_device
+from ghostbatch.ops.patches import patch_width
 
 
 @triton.jit
@@ -72,10 +73,9 @@ def make_batch(
     pad: int,
     fill: int,
     patch: int,
-    width: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return (image - mean) scale of some images, (N, width, H, W) in channels_last.
+    """Return (image - mean) scale of some images, or its patches, in channels_last.
 
     Args:
         images: (S, C, H, W) bytes, channels_last.
@@ -86,12 +86,11 @@ def make_batch(
         fill: value of the padding.
         patch: rows and columns of pixels that become the channels of a pixel, see
             `ghostbatch.ops.patches`; 1 is the pixel itself.
-        width: channels of the result; those beyond the patch's are 0.
         dtype: of the result.
 
     """
     C, H, W = images.shape[1:]
-    N = draws.shape[1]
+    N, width = draws.shape[1], patch_width(C, patch)
     x = torch.empty(N, H, W, width, dtype=dtype, device=images.device)
     BP = min(256, triton.next_power_of_2(H * W))
     with on_device(images.device):

@@ -53,10 +53,11 @@ def ghost_batch_norm(
     ``training=False`` the running statistics are used, as in ``F.batch_norm``.
 
     ``group`` names the ranks that share the running statistics; by default none do. ``number``
-    tells the layer from others when they do.
+    identifies the layer in their exchange.
 
-    With ``twice`` the result is a pair of tensors of the same memory, for two layers that use it:
-    the backward then adds their gradients itself, where autograd would run a kernel more.
+    With ``twice`` the result is a pair of tensors that share their memory, one for each of two
+    layers that use it. The backward then adds their two gradients while it reads them; autograd
+    would add them with one more kernel.
     """
     check_options(ghost, running, activation)
     tensors = {"weight": weight, "bias": bias, "num_batches_tracked": num_batches_tracked}
@@ -122,15 +123,8 @@ def _train(
 
 def _update_compiled(stats: RunningStats, moments: Tensor, group: Group) -> None:
     """Update the running statistics by an operator, as `update_running` does."""
-    update_running_op(
-        running_mean=stats.mean,
-        running_var=stats.var,
-        num_batches_tracked=stats.num_batches_tracked,
-        statistics=moments,
-        momentum=stats.momentum,
-        running=stats.policy,
-        group=group,
-    )
+    buffers = stats.mean, stats.var, stats.num_batches_tracked
+    update_running_op(*buffers, moments, stats.momentum, stats.policy, group)
 
 
 def _contribute_no_ghosts(y: Tensor, stats: RunningStats, group: Group) -> Tensor:
@@ -148,16 +142,11 @@ def _contribute_no_ghosts(y: Tensor, stats: RunningStats, group: Group) -> Tenso
 
 def _reference(call: NormCall, stats: RunningStats | None) -> Tensor:
     """Return what `_train` returns, by plain differentiable operations, as torch.func needs."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = call._asdict()
     if stats is not None:
-        options = {
-            "running_mean": stats.mean,
-            "running_var": stats.var,
-            "num_batches_tracked": stats.num_batches_tracked,
-            "momentum": stats.momentum,
-            "running": stats.policy,
-        }
-    return ghost_batch_norm_reference(**call._asdict(), **options)
+        options |= {"running_mean": stats.mean, "running_var": stats.var, "running": stats.policy}
+        options |= {"num_batches_tracked": stats.num_batches_tracked, "momentum": stats.momentum}
+    return ghost_batch_norm_reference(**options)
 
 
 def _add_and_activate(y: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:

@@ -62,29 +62,16 @@ def ghost_batch_norm_reference(
     """
     if training:
         pieces = x.split(ghost_sizes(x.shape[0], ghost))
-        moments = [ghost_moments(piece) for piece in pieces]
+        means, variances = zip(*map(ghost_moments, pieces), strict=True)
         if running_mean is not None and running_var is not None:
+            buffers = running_mean, running_var, num_batches_tracked
+            counts = map(values_per_channel, pieces)
             with torch.no_grad():
-                update_running(
-                    running_mean,
-                    running_var,
-                    num_batches_tracked,
-                    torch.stack([mean for mean, _ in moments]),
-                    torch.stack(
-                        [
-                            var * (n := values_per_channel(p)) / (n - 1)
-                            for p, (_, var) in zip(pieces, moments, strict=True)
-                        ]
-                    ),
-                    momentum=momentum,
-                    running=running,
-                )
-        y = torch.cat(
-            [
-                normalise(p, m, v, weight, bias, eps)
-                for p, (m, v) in zip(pieces, moments, strict=True)
-            ]
-        )
+                unbiased = [v * n / (n - 1) for v, n in zip(variances, counts, strict=True)]
+                moments = torch.stack(means), torch.stack(unbiased)
+                update_running(*buffers, *moments, momentum, running)
+        ghosts = zip(pieces, means, variances, strict=True)
+        y = torch.cat([normalise(*ghost, weight, bias, eps) for ghost in ghosts])
     else:
         by_batch = running_mean is None  # without running statistics use the batch's, as PyTorch
         y = F.batch_norm(x, running_mean, running_var, weight, bias, training=by_batch, eps=eps)
@@ -119,7 +106,6 @@ def update_running(
     num_batches_tracked: Tensor | None,
     means: Tensor,
     variances: Tensor,
-    *,
     momentum: float | None,
     running: Running,
 ) -> None:

@@ -64,8 +64,3 @@ def test_choosing_and_cropping_at_once_equals_choosing_first():
     draws = augment.draw(4, seeded())
     expected = augment(batch[chosen], torch.arange(4), draws)
     assert augment(batch, chosen, draws).equal(expected)
-
-
-def test_another_generator_gives_other_crops():
-    batch = images(64, 1, 8, 8)
-    assert not augmented(batch, 2, 0, seeded(0)).equal(augmented(batch, 2, 0, seeded(1)))

@@ -36,14 +36,6 @@ def test_the_micro_batches_of_all_ranks_make_up_the_batch(data, micro, world, up
     assert torch.cat([part.labels for part in parts]).equal(batch.labels)
 
 
-def test_a_feed_that_starts_at_update_5_yields_the_same_batch_as_one_that_starts_at_0(data):
-    early, late = feed(data), feed(data)
-    for update in range(6):
-        (expected,) = early.micro_batches(update, [slice(0, 96)])
-    (batch,) = late.micro_batches(5, [slice(0, 96)])
-    assert batch.images.equal(expected.images)
-
-
 def test_a_batch_of_96_takes_fewer_than_ten_indexing_operations(data):
     calls = []
     index = torch.Tensor.__getitem__

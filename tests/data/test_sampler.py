@@ -3,24 +3,19 @@
 from itertools import chain
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import ghostbatch as gb
-from ghostbatch.data import ExactBatchSampler, TensorFeed
-from ghostbatch.draws import generator
+from ghostbatch.data import ExactBatchSampler, PermutationStream, TensorFeed
 from ghostbatch.errors import InputError
 
 
-def written_down(samples, batch, seed, updates):
-    """The slow reference: the whole stream, split into batches."""
-    stream = []
-    while len(stream) < updates * batch:
-        draw = generator(seed, "order", len(stream) // samples)
-        stream += torch.randperm(samples, generator=draw).tolist()
-    return [stream[u * batch : (u + 1) * batch] for u in range(updates)]
+def batches(samples, batch, seed, updates):
+    """The first batches of the stream."""
+    stream = PermutationStream(samples, batch, seed)
+    return [stream.indices(update).tolist() for update in range(updates)]
 
 
 def joined(shards_of_ranks, micro_batches):
@@ -50,7 +45,7 @@ def test_the_lists_of_all_ranks_make_up_the_stream_over_several_passes(
     sizes = {"micro": micro, "seed": seed, "updates": 3, "ranks": ranks}
     samplers = [ExactBatchSampler(samples, batch, rank=r, **sizes) for r in range(ranks)]
     passes = [joined(samplers, micro_batches) for _ in range(3)]
-    assert list(chain(*passes)) == written_down(samples, batch, seed, 9)
+    assert list(chain(*passes)) == batches(samples, batch, seed, 9)
     for sampler in samplers:
         assert len(sampler) == 3 * micro_batches
         assert {len(indices) for indices in sampler} == {sampler.batch_size} == {shard}
@@ -90,14 +85,14 @@ def test_a_loop_over_epochs_that_resumes_takes_the_updates_that_are_left(done):
     sampler = ExactBatchSampler(13, 4, **sizes)
     sampler.set_update(done)
     rest = [joined([loader(sampler, num_workers=1)], 2) for _ in range(done // 6, 3)]
-    assert list(chain(*rest)) == written_down(13, 4, 0, 18)[done:]
+    assert list(chain(*rest)) == batches(13, 4, 0, 18)[done:]
     assert [len(each) for each in rest] == [6 - done % 6, *[6] * (2 - done // 6)]
 
 
 def test_a_pass_that_was_broken_off_begins_again():
     sampler = ExactBatchSampler(13, 4, updates=6)
     first = next(iter(loader(sampler, num_workers=1)))
-    assert joined([sampler], 1) == [first, *written_down(13, 4, 0, 6)[1:]]
+    assert joined([sampler], 1) == [first, *batches(13, 4, 0, 6)[1:]]
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own

@@ -3,6 +3,8 @@
 Each compares a layer on this rank's shard with PyTorch's BatchNorm on the whole batch.
 """
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from launch_ranks import Cases
@@ -26,16 +28,14 @@ def twins(kind, **options):
     return model, twin
 
 
-def compare(kind, dims, tolerance=1e-10, dtype=torch.float64, **options):
+def compare(kind, dims, tolerance=1e-10, **options):
     """Compare outputs, gradients and buffers over three updates with a random loss."""
     rank, world = dist.get_rank(), dist.get_world_size()
     model, twin = twins(kind, **options)
     mine = slice(rank * SHARD, (rank + 1) * SHARD)
     for step in range(3):
         draw = torch.Generator().manual_seed(step)
-        x, factors = (
-            torch.randn(world * SHARD, 3, *dims, generator=draw).to(dtype) for _ in range(2)
-        )
+        x, factors = torch.randn(2, world * SHARD, 3, *dims, generator=draw).double()
         x = 3 * x + 100
         whole, shard = (t.clone().requires_grad_() for t in (x, x[mine]))
         expected, found = twin(whole), model(shard)
@@ -58,39 +58,15 @@ def close(found, expected, name, tolerance):
     )
 
 
-@case
-def dense_inputs_agree():
-    compare(nn.BatchNorm1d, ())
-
-
-@case
-def sequences_agree():
-    compare(nn.BatchNorm1d, (5,))
-
-
-@case
-def images_agree():
-    compare(nn.BatchNorm2d, (4, 5))
-
-
-@case
-def volumes_agree():
-    compare(nn.BatchNorm3d, (2, 3, 4))
-
-
-@case
-def cumulative_statistics_agree():
-    compare(nn.BatchNorm2d, (4, 5), momentum=None)
-
-
-@case
-def another_momentum_and_eps_agree():
-    compare(nn.BatchNorm2d, (4, 5), momentum=0.7, eps=0.3)
-
-
-@case
-def a_layer_without_weights_agrees():
-    compare(nn.BatchNorm2d, (4, 5), affine=False)
+case.functions |= {
+    "dense_inputs_agree": partial(compare, nn.BatchNorm1d, ()),
+    "sequences_agree": partial(compare, nn.BatchNorm1d, (5,)),
+    "images_agree": partial(compare, nn.BatchNorm2d, (4, 5)),
+    "volumes_agree": partial(compare, nn.BatchNorm3d, (2, 3, 4)),
+    "cumulative_statistics_agree": partial(compare, nn.BatchNorm2d, (4, 5), momentum=None),
+    "momentum_and_eps_agree": partial(compare, nn.BatchNorm2d, (4, 5), momentum=0.7, eps=0.3),
+    "a_layer_without_weights_agrees": partial(compare, nn.BatchNorm2d, (4, 5), affine=False),
+}
 
 
 @case

@@ -96,14 +96,6 @@ def test_hooks_stay_and_run():
     assert calls == ["pre", "forward", "backward", "state"]
 
 
-def test_checkpoints_load_into_the_converted_model_and_back():
-    model, ghostly = network(), gb.to_ghost(network(), 4)
-    for source, target in ((ghostly, model), (model, ghostly)):
-        source.train()(images())
-        target.load_state_dict(source.state_dict())
-        assert target.eval()(images()).equal(source.eval()(images()))
-
-
 # ------------------------------------------------------------------------------ what is converted
 
 

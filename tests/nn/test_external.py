@@ -100,6 +100,7 @@ def test_a_function_is_called_with_the_arguments_that_it_takes():
         ("nowhere:picky", "there is no module nowhere; check the name, or add"),
         ("bundle.missing:net", "there is no module bundle.missing;"),
         ("homemade:careless", "returned a str"),
+        ("homemade:demanding", "called with nothing (missing a required argument: 'width'); give"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused(path, problem):
@@ -146,9 +147,3 @@ def test_our_own_networks_import_no_other_library():
     script = Path(__file__).with_name("make_recipes.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
-
-
-@pytest.mark.usefixtures("users_modules")
-def test_a_function_with_another_argument_is_refused_by_its_name():
-    with pytest.raises(InputError, match=r"^model: python:homemade:demanding cannot .*'width'"):
-        find_model("python:homemade:demanding")(10)

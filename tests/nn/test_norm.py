@@ -1,7 +1,5 @@
 """The ghost layers against nn.BatchNorm: the same layer wherever ghosts make no difference."""
 
-import copy
-
 import pytest
 import torch
 from norm_inputs import EACH_LAYER
@@ -18,7 +16,7 @@ def batch(samples, *shape, seed=0):
 
 
 @EACH_LAYER
-@pytest.mark.parametrize("ghost", [8, 9, 1000])
+@pytest.mark.parametrize("ghost", [8, 1000])
 @pytest.mark.parametrize(
     "options",
     [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.1}],
@@ -114,17 +112,3 @@ def test_an_input_of_the_wrong_rank_is_refused_as_pytorch_refuses_it(
 def test_a_layer_refuses_a_bad_ghost_at_construction(ghost):
     with pytest.raises(ValueError, match="ghost must be a positive integer"):
         gb.GhostBatchNorm1d(3, ghost)
-
-
-def test_a_model_goes_to_ghost_and_back_with_its_own_parameters():
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Sequential(nn.BatchNorm2d(3)))
-    before, tensors = repr(model), [id(t) for t in (*model.parameters(), *model.buffers())]
-    x = batch(8, 1, 4, 4).float()
-    expected = copy.deepcopy(model)(x)
-    assert gb.to_ghost(model, 4) is model
-    assert repr(model).count("ghost=4") == 2
-    assert not torch.allclose(copy.deepcopy(model)(x), expected)
-    assert gb.to_plain(model) is model
-    assert repr(model) == before
-    assert [id(t) for t in (*model.parameters(), *model.buffers())] == tensors
-    assert model(x).equal(expected)

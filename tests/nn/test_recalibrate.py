@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
+from model_parts import norms
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
 
@@ -26,10 +26,6 @@ def network(*, dropout=0.0):
         *(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
         *(nn.Dropout(dropout), nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5, momentum=None)),
     )
-
-
-def norms(model):
-    return [m for m in model.modules() if isinstance(m, _BatchNorm)]
 
 
 def statistics(model):

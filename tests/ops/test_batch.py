@@ -18,6 +18,13 @@ def data(channels: int, height: int, width: int) -> ImageData:
     return ImageData("drawn", 3, split, split, PadCropFlip(pad=2, fill=127))
 
 
+def micro_batches(shape, *, dtype=torch.float32, augment=True, patch=1):
+    """Two micro-batches of 4 of the second batch."""
+    options = {"dtype": dtype, "augment": augment, "patch": patch, "device": torch.device("cpu")}
+    feed = TensorFeed(data(*shape), batch=8, seed=0, **options)
+    return list(feed.micro_batches(1, [slice(0, 4), slice(4, 8)]))
+
+
 @pytest.mark.parametrize("augment", [False, True], ids=["as they are", "augmented"])
 @pytest.mark.parametrize("patch", [1, 3, 5])
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 5, 7), (3, 20, 16)], ids=str)
@@ -25,16 +32,7 @@ def test_batches_are_those_of_tensor_code(shape, patch, augment, monkeypatch):
     batches = []
     for kernels in ("interpret", "0"):
         monkeypatch.setenv("GHOSTBATCH_KERNELS", kernels)
-        feed = TensorFeed(
-            data(*shape),
-            batch=8,
-            seed=0,
-            augment=augment,
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            patch=patch,
-        )
-        batches.append(list(feed.micro_batches(1, [slice(0, 4), slice(4, 8)])))
+        batches.append(micro_batches(shape, augment=augment, patch=patch))
     for fast, slow in zip(*batches, strict=True):
         assert fast.positions == slow.positions
         assert_close(fast.images, slow.images, rtol=0, atol=0, check_stride=False)
@@ -43,10 +41,7 @@ def test_batches_are_those_of_tensor_code(shape, patch, augment, monkeypatch):
 
 
 def test_images_in_bf16_are_rounded_once(monkeypatch):
-    made = {}
-    for dtype in (torch.bfloat16, torch.float32):
-        monkeypatch.setenv("GHOSTBATCH_KERNELS", "0")
-        where = {"device": torch.device("cpu"), "dtype": dtype}
-        feed = TensorFeed(data(3, 8, 8), batch=8, seed=0, augment=True, **where)
-        (made[dtype],) = feed.micro_batches(0, [slice(0, 8)])
-    assert torch.equal(made[torch.bfloat16].images, made[torch.float32].images.bfloat16())
+    monkeypatch.setenv("GHOSTBATCH_KERNELS", "0")
+    kinds = torch.bfloat16, torch.float32
+    narrow, wide = (micro_batches((3, 8, 8), dtype=dtype)[0].images for dtype in kinds)
+    assert torch.equal(narrow, wide.bfloat16())

@@ -70,3 +70,14 @@ def test_one_value_per_channel_is_refused_in_training_and_updates_nothing(shape,
         ghost_batch_norm(draw(*shape), *kept, ghost=ghost, num_batches_tracked=tracked)
     assert_close([*kept, tracked], [draw(3), draw(3), torch.tensor(0)], rtol=0, atol=0)
     ghost_batch_norm(draw(*shape), *kept, ghost=ghost, training=False)
+
+
+@pytest.mark.parametrize("option", ["running", "activation"])
+def test_an_unknown_policy_or_activation_is_refused_by_name(option):
+    with pytest.raises(ValueError, match=f"{option} must be one of .* got 'unknown'"):
+        ghost_batch_norm(draw(8, 3), ghost=4, **{option: "unknown"})
+
+
+def test_a_cumulative_average_needs_the_count():
+    with pytest.raises(ValueError, match="needs num_batches_tracked"):
+        ghost_batch_norm(draw(8, 3), draw(3), draw(3), ghost=4, momentum=None)

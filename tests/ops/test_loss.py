@@ -20,6 +20,14 @@ def outcome(outputs: Tensor, labels: Tensor, *options) -> list[Tensor]:
     return [loss.detach(), sums, outputs.grad]
 
 
+def drawn(shape: tuple[int, int], is_weighted: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Outputs, labels and weights of a batch."""
+    draw = torch.Generator().manual_seed(1)
+    outputs = 4 * torch.randn(shape, generator=draw)
+    labels = torch.randint(shape[1], shape[:1], generator=draw)
+    return outputs, labels, torch.randn(shape[:1], generator=draw) if is_weighted else None
+
+
 def both(outputs, labels, weights, monkeypatch) -> tuple[list[Tensor], list[Tensor]]:
     fast = outcome(outputs, labels, weights)
     monkeypatch.setenv("GHOSTBATCH_KERNELS", "0")
@@ -29,10 +37,7 @@ def both(outputs, labels, weights, monkeypatch) -> tuple[list[Tensor], list[Tens
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("shape", [(5, 10), (64, 3), (1, 2), (70, 100), (3, 1000)], ids=str)
 def test_losses_answers_and_gradients_are_those_of_pytorch(shape, is_weighted, monkeypatch):
-    draw = torch.Generator().manual_seed(1)
-    outputs = 4 * torch.randn(shape, generator=draw)
-    labels = torch.randint(shape[1], shape[:1], generator=draw)
-    weights = torch.randn(shape[:1], generator=draw) if is_weighted else None
+    outputs, labels, weights = drawn(shape, is_weighted)
     fast, slow = both(outputs, labels, weights, monkeypatch)
     assert_close(fast, slow, rtol=1e-5, atol=1e-6)
     assert fast[1][1] == (outputs.argmax(1) == labels).sum()
@@ -45,10 +50,7 @@ def test_smoothed_losses_are_those_of_pytorch_and_the_sums_are_not_smoothed(
     shape, is_weighted, kernels, monkeypatch
 ):
     monkeypatch.setenv("GHOSTBATCH_KERNELS", kernels)
-    draw = torch.Generator().manual_seed(1)
-    outputs = 4 * torch.randn(shape, generator=draw)
-    labels = torch.randint(shape[1], shape[:1], generator=draw)
-    weights = torch.randn(shape[:1], generator=draw) if is_weighted else None
+    outputs, labels, weights = drawn(shape, is_weighted)
     loss, sums, grad = outcome(outputs, labels, weights, 0.1)
     outputs.requires_grad_()
     losses = F.cross_entropy(outputs, labels, reduction="none", label_smoothing=0.1)

@@ -1,7 +1,6 @@
 """Ghost batch norm against PyTorch's own batch norm, ghost by ghost, and closed forms."""
 
-from fractions import Fraction
-from math import ceil, floor
+from math import ceil
 
 import pytest
 import torch
@@ -12,12 +11,7 @@ from norm_inputs import draw
 from torch import Tensor
 from torch.testing import assert_close
 
-from ghostbatch.ops import (
-    ghost_batch_norm,
-    ghost_batch_norm_reference,
-    ghost_count,
-    ghost_sizes,
-)
+from ghostbatch.ops import ghost_batch_norm, ghost_batch_norm_reference, ghost_sizes
 
 CHANNELS = 3
 BOTH = pytest.mark.parametrize("norm", [ghost_batch_norm_reference, ghost_batch_norm])
@@ -33,34 +27,20 @@ def by_hand(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return torch.stack([p.mean(1) for p in flat]), torch.stack([p.var(1) for p in flat])
 
 
-@given(st.integers(1, 10_000), st.integers(1, 2_000))
+@given(st.integers(1, 10_000), st.integers(1, 2_000).filter(lambda ghost: ghost != 2))
 def test_the_last_ghost_holds_between_half_and_one_and_a_half_ghosts(samples, ghost):
     *first, last = ghost_sizes(samples, ghost)
     assert sum(first) + last == samples
     assert set(first) <= {ghost}
     if samples < ghost:
         assert (first, last) == ([], samples)
-    elif ghost == 2:
-        assert last == 2 + samples % 2
     else:
         assert ceil(ghost / 2) <= last <= ceil(3 * ghost / 2) - 1
-
-
-@given(st.integers(1, 10_000), st.integers(1, 2_000).filter(lambda ghost: ghost != 2))
-def test_the_number_of_ghosts_is_the_batch_over_the_ghost_rounded_half_up(samples, ghost):
-    nearest = floor(Fraction(samples, ghost) + Fraction(1, 2))
-    assert len(ghost_sizes(samples, ghost)) == ghost_count(samples, ghost) == max(1, nearest)
 
 
 @given(st.integers(2, 10_000))
 def test_ghosts_of_two_are_pairs_and_in_an_odd_batch_end_in_three(samples):
     assert ghost_sizes(samples, 2) == (2,) * (samples // 2 - 1) + (2 + samples % 2,)
-    assert ghost_count(samples, 2) == samples // 2
-
-
-@given(st.integers(2, 10_000), st.integers(2, 2_000))
-def test_no_ghost_of_two_or_more_has_one_sample(samples, ghost):
-    assert min(ghost_sizes(samples, ghost)) >= 2
 
 
 @BOTH
@@ -165,15 +145,6 @@ def test_the_residual_is_added_before_the_activation(norm, training):
 
 
 @BOTH
-def test_gradients_agree_with_finite_differences(norm):
-    def apply(x, weight, bias, residual):
-        return norm(x, None, None, weight, bias, ghost=3, activation="relu", residual=residual)
-
-    leaves = [draw(7, 2, 2), draw(2, seed=1), draw(2, seed=2), draw(7, 2, 2, seed=3)]
-    assert torch.autograd.gradcheck(apply, [leaf.requires_grad_() for leaf in leaves])
-
-
-@BOTH
 def test_bf16_inputs_are_summed_in_fp32(norm):
     x = (draw(512, CHANNELS, 8) + 100).bfloat16()  # bf16 has 8 bits: 100 and 100.25 are neighbours
     mean, var = statistics(torch.float32)
@@ -183,28 +154,3 @@ def test_bf16_inputs_are_summed_in_fp32(norm):
     exact = torch.cat([F.batch_norm(p, None, None, training=True) for p in x.double().split(256)])
     assert y.dtype == torch.bfloat16
     assert_close(y, exact.bfloat16(), rtol=2**-7, atol=1e-5)  # the last rounding, nothing else
-
-
-def test_a_ghost_with_one_value_per_channel_is_refused_as_pytorch_refuses_it():
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
-        ghost_batch_norm(torch.ones(1, 3), ghost=4)
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
-        ghost_batch_norm(torch.ones(5, 3), ghost=1)
-    assert ghost_batch_norm(torch.ones(1, 3, 2), ghost=4).equal(torch.zeros(1, 3, 2))
-
-
-@pytest.mark.parametrize("ghost", [0, -4, 2.0, True, None])
-def test_a_ghost_that_is_no_positive_integer_is_refused(ghost):
-    with pytest.raises(ValueError, match="ghost must be a positive integer"):
-        ghost_batch_norm(torch.ones(8, 3), ghost=ghost)
-
-
-@pytest.mark.parametrize("option", ["running", "activation"])
-def test_an_unknown_policy_or_activation_is_refused_by_name(option):
-    with pytest.raises(ValueError, match=f"{option} must be one of .* got 'unknown'"):
-        ghost_batch_norm(torch.ones(8, 3), ghost=4, **{option: "unknown"})
-
-
-def test_a_cumulative_average_needs_the_count():
-    with pytest.raises(ValueError, match="needs num_batches_tracked"):
-        ghost_batch_norm(draw(8, 3), *statistics(), ghost=4, momentum=None)

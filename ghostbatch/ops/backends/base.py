@@ -19,16 +19,21 @@ tensors, in Triton's interpreter, for tests; TRITON_INTERPRET=1 must be set befo
 imported."""
 
 
-TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+def triton_takes(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether Triton kernels take such tensors: on an NVIDIA GPU, or interpreted on a CPU.
+
+    A GPU with HIP has other caches and wavefronts of 64: nobody has measured there.
+    """
+    mode = os.environ.get(SWITCH)
+    on_gpu = device.type == "cuda" and torch.version.hip is None and mode != "0"
+    interpreted = device.type == "cpu" and mode == "interpret"
+    return (on_gpu or interpreted) and dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
 def has_triton(x: Tensor) -> bool:
-    """Return whether Triton kernels may read this tensor: on an NVIDIA GPU, or interpreted."""
-    mode = os.environ.get(SWITCH)
-    on_gpu = x.is_cuda and torch.version.hip is None and mode != "0"
+    """Return whether Triton kernels may read this tensor now."""
     return (
-        (on_gpu or mode == "interpret")
-        and x.dtype in TRITON_DTYPES
+        triton_takes(x.device, x.dtype)
         and type(x) is Tensor
         and not is_traced()
         and find_spec("triton") is not None

@@ -26,7 +26,7 @@ def make_dense(x: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_dense_as(like: Tensor, x: OptionalTensor) -> OptionalTensor:
-    """Return ``x``, or a copy with the strides of ``like`` if others or lazily negated or zero."""
+    """Return ``x``; a copy if it is lazily negated or zero, or its strides are not ``like``'s."""
     if x is None:
         return x
     if x.stride() == like.stride() and not (x.is_neg() or x._is_zerotensor()):

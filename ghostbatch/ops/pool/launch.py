@@ -51,9 +51,9 @@ def tuning(kernel: int, channels: int) -> Tuning:
     return Tuning(warps=8, channels=128) if channels >= 128 else Tuning()
 
 
-def packing(kernel: int, settings: Tuning) -> int:
+def packing(kernel: int, channels: int) -> int:
     """Return how many outputs share a byte of the index."""
-    return (4 if kernel == 2 else 2) if settings.pack else 1
+    return (4 if kernel == 2 else 2) if tuning(kernel, channels).pack else 1
 
 
 def _empty(like: Tensor, *shape: int) -> Tensor:
@@ -62,14 +62,11 @@ def _empty(like: Tensor, *shape: int) -> Tensor:
     )
 
 
-def forward(
-    x: Tensor, kernel: int, *, save: bool = True, settings: Tuning | None = None
-) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, kernel: int, *, save: bool) -> tuple[Tensor, Tensor]:
     """Pool a dense channels_last batch; return the result and the saved index."""
-    settings = settings or tuning(kernel, x.shape[1])
     N, C, H, W = x.shape
     OH, OW = (H - kernel) // 2 + 1, (W - kernel) // 2 + 1
-    pack = packing(kernel, settings)
+    settings, pack = tuning(kernel, C), packing(kernel, C)
     y = _empty(x, N, C, OH, OW)
     groups = triton.cdiv(N * OH * OW, pack)
     index = torch.empty((groups, C) if save else (0, C), dtype=torch.uint8, device=x.device)
@@ -83,26 +80,17 @@ def forward(
     return y, index
 
 
-def backward(
-    dy: Tensor,
-    index: Tensor,
-    size: tuple[int, int],
-    kernel: int,
-    *,
-    pack: int,
-    settings: Tuning | None = None,
-) -> Tensor:
+def backward(dy: Tensor, index: Tensor, size: tuple[int, int], kernel: int) -> Tensor:
     """Return the gradient of an input of ``size`` pixels, given that of the output."""
-    settings = settings or tuning(kernel, dy.shape[1])
-    N, C, _, _ = dy.shape
-    H, W = size
+    (N, C, _, _), (H, W) = dy.shape, size
+    settings = tuning(kernel, C)
     dx = _empty(dy, N, C, H, W)
     quads = N * ((H + 1) // 2) * ((W + 1) // 2)
     BQ, BC = settings.tile(dy)
     with on_device(dy.device):
         max_pool_backward_kernel[(triton.cdiv(quads, BQ * settings.rounds), triton.cdiv(C, BC))](
             dy, index, dx, quads,
-            H=H, W=W, CHANNELS=C, K=kernel, PACK=pack,
+            H=H, W=W, CHANNELS=C, K=kernel, PACK=packing(kernel, C),
             ROUNDS=settings.rounds, BQ=BQ, BC=BC, num_warps=settings.warps,
         )  # fmt: skip
     return dx
@@ -135,15 +123,13 @@ class MaxPoolGradient(torch.autograd.Function):
         """Return the gradient of the input, given that of the output and the saved index."""
         ctx.save_for_backward(index)
         ctx.size, ctx.kernel, ctx.shape = size, kernel, dy.shape
-        dy = dy.contiguous(memory_format=torch.channels_last)
-        pack = packing(kernel, tuning(kernel, dy.shape[1]))
-        return backward(dy, index, size, kernel, pack=pack)
+        return backward(dy.contiguous(memory_format=torch.channels_last), index, size, kernel)
 
     @staticmethod
     def backward(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
         """Return the values of ``ddx`` at the maxima of the windows."""
         (index,), (N, C, OH, OW), kernel = ctx.saved_tensors, ctx.shape, ctx.kernel
-        pack = packing(kernel, tuning(kernel, C))
+        pack = packing(kernel, C)
         shifts = torch.arange(pack, device=index.device)[:, None] * (8 // pack)
         which = (index[:, None].int() >> shifts) & ((1 << 8 // pack) - 1)
         which = which.flatten(0, 1)[: N * OH * OW].view(N, OH, OW, C).permute(0, 3, 1, 2)

@@ -141,19 +141,17 @@ def encode_layers(layers: Sequence[RunningStats]) -> tuple[int, int]:
 
 def check(headers: Tensor, layers: Sequence[RunningStats]) -> None:
     """Raise `RankError` unless all ranks have sent contributions of the same layers."""
-    layouts, from_first, from_last = headers.t().tolist()
-    if len(set(layouts)) == 1 and 1 in (len(set(from_first)), len(set(from_last))):
-        return
-    first = headers[0]
-    other = [str(rank) for rank, header in enumerate(headers) if not header.equal(first)]
-    raise RankError(explain(", ".join(other), layers))
+    layouts, from_first, from_last = (len(set(codes)) for codes in headers.t().tolist())
+    if layouts > 1 or min(from_first, from_last) > 1:
+        raise mismatch(headers.tolist(), layers)
 
 
-def explain(ranks: str, layers: Sequence[RunningStats]) -> str:
-    """Return the error for ranks that have run other layers than the first."""
+def mismatch(codes: Sequence[object], layers: Sequence[RunningStats]) -> RankError:
+    """Return the error that names the ranks whose codes differ from the first rank's."""
+    ranks = ", ".join(str(rank) for rank, code in enumerate(codes) if code != codes[0])
     widths = ", ".join(str(layer.mean.numel()) for layer in layers[:3])
     more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
-    return (
+    return RankError(
         f"running statistics: rank {ranks} has run other layers than rank 0, or not equally often "
         f"(this rank those of widths {widths}{more}); run the same layers on every rank, call "
         "gb.sync_statistics(model) on every rank after training-mode forwards without backward, or "

@@ -8,12 +8,12 @@ no ghosts, and takes part all the same.
 Without gradients there may never be a backward, and ranks may run unequally many forwards, as in
 ``torch.optim.swa_utils.update_bn``. There a rank updates its statistics by its own contribution at
 once, and keeps a copy of what they were. The next exchange starts from that copy, so afterwards
-they are exact. It is that of the next backward, if all ranks have run the same forwards, or of
-`sync_layers`, where ranks may have run unequally many.
+they are exact. If all ranks have run the same forwards, the next backward brings that exchange;
+if they may have run different numbers of them, `sync_layers` does.
 
-What cannot be seen from what is sent is a rank that sends nothing: one that does not run backward
-when the others do, or is stopped. The others wait until their process group's time-out, or until
-that rank ends, or runs its next backward, in which the mismatch shows.
+A rank that sends nothing, because it does not run this backward or has stopped, is not noticed at
+once. The others wait until that rank runs its next backward, in which the mismatch shows, until it
+ends, or until the time-out of their process group.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from ghostbatch.errors import RankError
-from ghostbatch.ops.running.channel import encode_widths, explain, open_channel
+from ghostbatch.ops.running.channel import encode_widths, mismatch, open_channel
 from ghostbatch.ops.running.groups import Group, gather_objects, ranks_in
 from ghostbatch.ops.running.pending import PENDING, Pending, take_pending, waiting_for
 from ghostbatch.ops.running.stats import RunningStats
@@ -128,8 +128,9 @@ def _exchange(pending: Sequence[Pending], group: Group) -> None:
 def sync_layers(layers: Sequence[RunningStats], group: Group) -> None:
     """Exchange what is pending for these layers of one device, on all ranks of the group.
 
-    Ranks may have run the layers unequally often: a rank contributes no ghosts to a forward that it
-    has not run. So they first tell each other what they have. On one rank this does nothing.
+    Ranks may have run a layer different numbers of times; a rank contributes no ghosts to a forward
+    that it has not run. So ranks first tell each other what they have. On one rank this does
+    nothing.
     """
     if ranks_in(group) == 1 or not layers:
         return
@@ -143,9 +144,9 @@ def sync_layers(layers: Sequence[RunningStats], group: Group) -> None:
         for layer in layers
     ]
     everyone = gather_objects((encode_widths(layers), rules), group)
-    other = [str(rank) for rank, (widths, _) in enumerate(everyone) if widths != everyone[0][0]]
-    if other:
-        raise RankError(explain(", ".join(other), layers))
+    widths = [each for each, _ in everyone]
+    if len(set(widths)) > 1:
+        raise mismatch(widths, layers)
     pending = []
     for layer, *by_rank in zip(layers, *(each for _, each in everyone), strict=True):
         mine = own[id(layer.mean)]

@@ -69,10 +69,10 @@ class CBackend(Backend):
         """As `Backend.normalise`."""
         flags = (RELU if call.activation else 0) | (0 if call.residual is None else OTHER)
         tensors = {"out": y, "other": call.residual}
-        if running is None or not running.supports_fused_update(statistics.dtype):
-            _run("forward", call, statistics, tensors, flags, None)
-        else:
-            _run("forward", call, statistics, tensors, flags, _running(running))
+        if running is not None and not running.supports_fused_update(statistics.dtype):
+            running = None
+        _run("forward", call, statistics, tensors, flags, running and _running(running))
+        if running is not None:
             running.mark_updated()
 
     def differentiate(self, call: NormCall, grads: Backward) -> None:
@@ -80,12 +80,7 @@ class CBackend(Backend):
         flags = OTHER | SCALED
         if call.activation:
             flags |= BY_INPUT if grads.y is None else BY_RESULT | PASSED
-        tensors = {
-            "out": grads.dx,
-            "other": grads.dy,
-            "mask": grads.y,
-            "passed": grads.dresidual,
-        }
+        tensors = {"out": grads.dx, "other": grads.dy, "mask": grads.y, "passed": grads.dresidual}
         sums = ctypes.c_void_p(grads.dparameters.data_ptr())
         _run("backward", call, grads.statistics, tensors, flags, sums)
 

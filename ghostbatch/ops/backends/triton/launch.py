@@ -1,7 +1,6 @@
 """The Triton backend: launches the kernels. Triton is imported when the first call arrives."""
 
 import math
-import os
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -9,17 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghostbatch.ops.backends.base import (
-    SWITCH,
-    TRITON_DTYPES,
-    Backend,
-    Backward,
-    NormCall,
-    on_device,
-)
+from ghostbatch.ops.backends.base import Backend, Backward, NormCall, on_device, triton_takes
 from ghostbatch.ops.backends.layouts import in_rows, is_readable
 from ghostbatch.ops.backends.triton.counters import counters, make_store
-from ghostbatch.ops.backends.triton.tiling import TilePlan, make_plan, parts, power_of_two, tuning
+from ghostbatch.ops.backends.triton.tiling import TilePlan, cdiv, make_plan, power_of_two, tuning
 from ghostbatch.ops.running.stats import RunningStats
 
 
@@ -32,11 +24,7 @@ class TritonBackend(Backend):
 
     def available(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether this is an NVIDIA GPU or the interpreter, and a supported dtype."""
-        if device.type == "cuda":
-            # A GPU with HIP has other caches and wavefronts of 64: nobody has measured there.
-            return dtype in TRITON_DTYPES and torch.version.hip is None
-        interpreted = device.type == "cpu" and os.environ.get(SWITCH) == "interpret"
-        return interpreted and dtype in TRITON_DTYPES
+        return triton_takes(device, dtype)
 
     def supports(self, call: NormCall) -> bool:
         """Return whether the tensors can be read as memory, and offsets fit in 32 bits."""
@@ -108,7 +96,7 @@ class TritonBackend(Backend):
         _, ghosts, channels = moments.shape
         block = min(power_of_two(channels), 32)
         with on_device(moments.device):
-            running_kernel[(parts(channels, block),)](
+            running_kernel[(cdiv(channels, block),)](
                 **_running_arguments(running, moments),
                 moments_ptr=moments,
                 moments_stride=moments.stride(0),

@@ -113,13 +113,13 @@ def make_plan(
     ghost_rows, last_rows = sizes[0] * S, sizes[-1] * S
     U, R, BC, SUB = _tile_shape(C, max(ghost_rows, last_rows), dtype, settings)
     tile_rows = SUB * U * R
-    tiles, last_tiles = parts(ghost_rows, tile_rows), parts(last_rows, tile_rows)
-    most_tiles, blocks = max(tiles, last_tiles), parts(C, BC)
+    tiles, last_tiles = cdiv(ghost_rows, tile_rows), cdiv(last_rows, tile_rows)
+    most_tiles, blocks = max(tiles, last_tiles), cdiv(C, BC)
     total = ((len(sizes) - 1) * tiles + last_tiles) * blocks
     delay = most_tiles + min(settings.lookahead, total - most_tiles)
     registers = 16 * settings.warps * LANES  # adding up must not need more than the rest does
     fan = min(power_of_two(most_tiles), settings.fan, max(8, registers // BC))
-    bundles = parts(most_tiles, fan) if most_tiles > fan else 0
+    bundles = cdiv(most_tiles, fan) if most_tiles > fan else 0
     align = math.gcd(C, 16)
     tickets, groups = total + delay, len(sizes) * blocks
     grid = min(settings.programs * multiprocessors or tickets, tickets)
@@ -166,8 +166,8 @@ def _tile_shape(
     threads = settings.warps * LANES * (VECTOR_BYTES // dtype.itemsize)
     BC = _channel_block(channels, min(settings.channels, threads))
     R = min(threads // BC, power_of_two(rows))
-    U = min(settings.vectors, power_of_two(parts(rows, R)))
-    return U, R, BC, min(settings.subtiles, parts(rows, U * R))
+    U = min(settings.vectors, power_of_two(cdiv(rows, R)))
+    return U, R, BC, min(settings.subtiles, cdiv(rows, U * R))
 
 
 def _channel_block(channels: int, most: int) -> int:
@@ -184,6 +184,6 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def parts(size: int, step: int) -> int:
+def cdiv(size: int, step: int) -> int:
     """Return ``size / step``, rounded up."""
     return -(-size // step)
