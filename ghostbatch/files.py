@@ -32,8 +32,8 @@ class DamagedError(Exception):
 def atomic_file(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]:
     """Yield a binary file that replaces ``path`` only when it is completely on disk.
 
-    The file that had the name before is kept as ``previous``, if that is given. At every moment
-    one of the two is complete. Several processes may write the same file: the last one wins.
+    The file that had the name before is kept as ``previous``, if that is given. Several processes
+    may write the same file: the last one wins.
     """
     partial = _partial_path(path)
     with errors_name(path):
@@ -46,7 +46,7 @@ def atomic_file(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]
             partial.unlink(missing_ok=True)  # on a full disk, free its space
             raise
         if previous is not None and path.exists():
-            path.replace(previous)
+            _keep_as(previous, path)
         partial.replace(path)
         if os.name == "posix":  # the new name must survive a power cut, too
             folder = os.open(path.parent, os.O_RDONLY)
@@ -54,6 +54,19 @@ def atomic_file(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+
+def _keep_as(previous: Path, path: Path) -> None:
+    """Give a file another name, too; it keeps its own, where the file system has hard links."""
+    if previous.exists() and previous.samefile(path):  # a writer was killed after this
+        return
+    link = _partial_path(path)
+    try:
+        os.link(path, link)
+    except OSError:  # until `path` is written again, only the previous one is there
+        path.replace(previous)
+    else:
+        link.replace(previous)
 
 
 def _partial_path(path: Path) -> Path:

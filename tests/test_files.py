@@ -67,15 +67,57 @@ def test_records_and_checkpoint_reach_the_disk_before_the_checkpoint_is_renamed(
     monkeypatch.setattr(os, "replace", renamed)
     out = tmp_path / "run"
     train(tiny, out=out, checkpoint_updates=8)
-    second = calls.index(("rename", "checkpoint.pt", "checkpoint.previous.pt")) - 2
+    second = calls.index(("rename", "checkpoint.pt.partial", "checkpoint.previous.pt")) - 2
     assert calls[second : second + 5] == [
         ("fsync", "metrics.jsonl"),
         ("fsync", "checkpoint.pt.partial"),
-        ("rename", "checkpoint.pt", "checkpoint.previous.pt"),
+        ("rename", "checkpoint.pt.partial", "checkpoint.previous.pt"),
         ("rename", "checkpoint.pt.partial", "checkpoint.pt"),
         ("fsync", "run"),
     ]
     assert calls[-2:] == [("rename", "summary.json.partial", "summary.json"), ("fsync", "run")]
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["hard links", "no hard links"])
+def test_a_file_that_is_replaced_keeps_the_one_before_and_is_always_there(
+    tmp_path, monkeypatch, links
+):
+    target, previous = tmp_path / "new", tmp_path / "old"
+    replace_file, seen = os.replace, []
+
+    def replaced(source, name):
+        replace_file(source, name)
+        seen.append({path.name: path.read_text() for path in (target, previous) if path.exists()})
+
+    def refused(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "replace", replaced)
+    if not links:
+        monkeypatch.setattr(os, "link", refused)
+    for text in ("a", "b", "c"):
+        with atomic_file(target, previous) as file:
+            file.write(text.encode())
+    between = ({"new": "a", "old": "a"}, {"new": "b", "old": "b"})
+    if not links:
+        between = ({"old": "a"}, {"old": "b"})
+    assert seen == [
+        {"new": "a"},
+        between[0],
+        {"new": "b", "old": "a"},
+        between[1],
+        {"new": "c", "old": "b"},
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
+
+
+def test_a_writer_that_was_killed_while_both_names_are_one_file_leaves_nothing_behind(tmp_path):
+    target, previous = tmp_path / "new", tmp_path / "old"
+    target.write_text("a")
+    previous.hardlink_to(target)
+    with atomic_file(target, previous) as file:
+        file.write(b"b")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"new": "b", "old": "a"}
 
 
 @pytest.mark.parametrize("lr", [0.05, 1e25], ids=["finished", "diverged"])

@@ -52,7 +52,7 @@ def die_at(number, everywhere):
         return die
 
     Checkpoints.save = counted
-    for name in ("fsync", "replace", "open", "close", "unlink"):
+    for name in ("fsync", "link", "replace", "open", "close", "unlink"):
         setattr(os, name, dying(getattr(os, name)))
     io.open = dying(io.open)
 

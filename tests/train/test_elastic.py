@@ -66,11 +66,7 @@ def ours(stderr):
 
 
 def checkpoint(folder):
-    """Return the newest checkpoint; for a moment in each save there is only the previous one."""
-    try:
-        return torch.load(folder / "checkpoint.pt", weights_only=True)
-    except FileNotFoundError:
-        return torch.load(folder / "checkpoint.previous.pt", weights_only=True)
+    return torch.load(folder / "checkpoint.pt", weights_only=True)
 
 
 @pytest.fixture(scope="module")
