@@ -3,7 +3,11 @@
 from collections.abc import Collection
 from difflib import get_close_matches
 from fractions import Fraction
+from functools import cache
 from math import isfinite
+from numbers import Integral
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class InputError(ValueError):
@@ -27,24 +31,68 @@ class InputError(ValueError):
 
 def check_choice(field: str, value: str, choices: Collection[str], *more: str) -> None:
     """Refuse a value that is not one of ``choices``; the remedy names ``more``, too."""
-    if value not in choices:
+    if not (isinstance(value, str) and value in choices):
         close = get_close_matches(str(value), choices, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         remedy = f"{hint}choose one of {', '.join((*choices, *more))}"
         raise InputError(field, f"{value!r} is unknown", remedy)
 
 
+TYPES = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    Fraction: "a fraction",
+    str: "text",
+    NoneType: "None",
+}
+"""What values of a type are called."""
+
+
+_hints = cache(get_type_hints)
+
+
+def check_types(record: Any, prefix: str = "") -> None:
+    """Refuse a value of a dataclass that is not of its field's type, or not one of a Literal.
+
+    Looked at are fields of one class, and of the classes in `TYPES`, but not tuples and the like.
+    """
+    kind: Any = type(record)
+    for name, hint in _hints(kind).items():
+        value = getattr(record, name)
+        if get_origin(hint) is Literal:
+            check_choice(f"{prefix}{name}", value, get_args(hint))
+            continue
+        kinds = get_args(hint) or (hint,)
+        known = all(kind in TYPES for kind in kinds) or isinstance(hint, type)
+        if known and not any(_is_a(value, kind) for kind in kinds):
+            kinds = tuple(kind for kind in kinds if kind is not int or float not in kinds)
+            wanted = " or ".join(TYPES.get(kind, f"a {kind.__name__}") for kind in kinds)
+            raise InputError(f"{prefix}{name}", f"{value!r} is not {wanted}", "give one")
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Return whether a value has a type; a bool is no number, and a whole number is a number."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
+
+
 def check_positive(**numbers: int | Fraction | None) -> None:
-    """Raise `InputError` if a number is below 1; None is allowed."""
+    """Raise `InputError` if a number is below 1 or not whole; None and fractions are allowed."""
     for name, value in numbers.items():
-        if value is not None and value < 1:
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral | Fraction):
+            raise InputError(name, f"{value!r} is not a whole number", "use 1 or more")
+        if value < 1:
             raise InputError(name, f"{value} is below 1", "use 1 or more")
 
 
 def check_seconds(**times: float) -> None:
     """Raise `InputError` if a time is not a finite number of seconds, 0 or more."""
     for name, value in times.items():
-        if not (isfinite(value) and value >= 0):
+        if not (isinstance(value, int | float) and isfinite(value) and value >= 0):
             raise InputError(name, f"{value} is not a time", "use a number of seconds, 0 or more")
 
 

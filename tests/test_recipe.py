@@ -257,7 +257,20 @@ def test_nesterov_momentum_needs_momentum():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("optimizer", "sgd"), ("ema", "0.9"), ("label_smoothing", None), ("dropconnect", "x")],
+    [
+        ("optimizer", "sgd"),
+        ("ema", "0.9"),
+        ("label_smoothing", None),
+        ("dropconnect", "x"),
+        ("model", None),
+        ("regime", 0.1),
+        ("batch", "64"),
+        ("batch", 64.0),
+        ("seed", True),
+        ("clip", "5"),
+        ("augment", "no"),
+        ("reference", 5),
+    ],
 )
 def test_a_value_of_another_type_is_refused_by_its_field(field, value):
     with pytest.raises(InputError, match=rf"^{field}: {re.escape(repr(value))} is not "):

@@ -192,8 +192,10 @@ def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tup
     t, d = np.asarray(updates, dtype=float), np.asarray(distances, dtype=float)
     if t.shape != d.shape or t.ndim != 1:
         raise InputError("updates", f"{t.shape} against {d.shape}", "give one distance for each")
-    if not (np.isfinite(t).all() and np.isfinite(d).all() and (t >= 1).all()):
+    if not (np.isfinite(t).all() and (t >= 1).all()):
         raise InputError("updates", "not all finite and at least 1", "leave the others out")
+    if not np.isfinite(d).all():
+        raise InputError("distances", "not all finite", "leave the others out")
     order = np.argsort(t, kind="stable")[:: max(1, -(-len(t) // MOST_POINTS))]
     t, d = t[order], d[order]
     if len(np.unique(t)) < 4:

@@ -79,10 +79,9 @@ def to_ghost(
     check_options(ghost, running or "sequential")
     for name, layer in model.named_modules():
         if isinstance(layer, nn.SyncBatchNorm):
-            raise ValueError(
-                f"{name or 'model'} is a {type(layer).__name__}, which normalises over all ranks; "
-                "build the model with BatchNorm instead"
-            )
+            what = f"{name or 'model'} is a {type(layer).__name__}"
+            problem = f"{what}, which normalises over all ranks"
+            raise InputError("model", problem, "build the model with BatchNorm instead")
     left_alone = unconvertible(model)
     for remedy in dict.fromkeys(left_alone.values()):
         names = ", ".join(name for name, why in left_alone.items() if why == remedy)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ghostbatch.errors import InputError, check_choice
 from ghostbatch.ops.autograd import ghost_norm, update_running_op
 from ghostbatch.ops.backends.base import NormCall, inside_torch_func
 from ghostbatch.ops.reference import (
@@ -60,6 +61,8 @@ def ghost_batch_norm(
     would add them with one more kernel.
     """
     check_options(ghost, running, activation)
+    if not isinstance(momentum, int | float | None):
+        raise InputError("momentum", f"{momentum!r} is not a number", "use 0.1, or None")
     tensors = {"weight": weight, "bias": bias, "num_batches_tracked": num_batches_tracked}
     _check_tensors(x, residual, running_mean=running_mean, running_var=running_var, **tensors)
     stats = None
@@ -82,7 +85,8 @@ def ghost_batch_norm(
             f"Expected more than 1 value per channel when training, got a ghost of size {shape}"
         )
     if momentum is None and running_mean is not None and num_batches_tracked is None:
-        raise ValueError("momentum=None (a cumulative average) needs num_batches_tracked")
+        problem = "None is a cumulative average, which counts in num_batches_tracked"
+        raise InputError("momentum", problem, "give that tensor, too")
     call = NormCall(x, weight, bias, ghost, eps, activation, residual)
     pair = _train(call, stats, group, twice)
     return pair if twice else pair[0]  # type: ignore[return-value]
@@ -158,11 +162,10 @@ def check_options(
 ) -> None:
     """Refuse a ghost size, a policy or an activation that does not exist."""
     if isinstance(ghost, bool) or not isinstance(ghost, int) or ghost < 1:
-        raise ValueError(f"ghost must be a positive integer, got {ghost!r}")
-    if running not in get_args(Running):
-        raise ValueError(f"running must be one of {get_args(Running)}, got {running!r}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {tuple(ACTIVATIONS)}, got {activation!r}")
+        raise InputError("ghost", f"{ghost!r} is not a positive integer", "use 128, for example")
+    check_choice("running", running, get_args(Running))
+    if activation is not None:
+        check_choice("activation", activation, [name for name in ACTIVATIONS if name])
 
 
 def _check_tensors(x: Tensor, residual: Tensor | None, **others: Tensor | None) -> None:

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from math import cos, floor, isfinite, pi
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
-from ghostbatch.errors import InputError, check_choice
+from ghostbatch.errors import InputError, check_types
 
 Epochs = int | float | Fraction
 Drop = tuple[Epochs, float] | tuple[Epochs, float, float]
@@ -70,6 +70,7 @@ class Regime:
     """Exponent of the schedule "polynomial"; 1 is a straight line."""
 
     def __post_init__(self) -> None:
+        check_types(self, "regime.")
         for field in ("lr", "weight_decay"):
             _check_rate(f"regime.{field}", getattr(self, field))
         if not 0 <= self.momentum < 1:
@@ -89,7 +90,6 @@ class Regime:
         object.__setattr__(self, "drops", tuple(tuple(drop) for drop in self.drops))
 
     def _check_schedule(self) -> None:
-        check_choice("regime.schedule", self.schedule, get_args(Schedule))
         if self.drops and self.schedule != "drops":
             problem = f"schedule {self.schedule} has none"
             raise InputError(
@@ -151,6 +151,7 @@ class Regime:
 
     def at(self, epoch: Epochs) -> Rates:
         """Return the rates at ``epoch``; a drop takes effect at its own epoch."""
+        _check_rate("epoch", epoch)
         now, warmup = exact(epoch), exact(self.warmup)
         rates = self.phase(sum(1 for drop in self.drops if exact(drop[0]) <= now))
         if now < warmup:
@@ -235,5 +236,5 @@ def _simplest(number: Fraction) -> Epochs:
 
 
 def _check_rate(field: str, rate: Epochs) -> None:
-    if not (isfinite(rate) and rate >= 0):
+    if not (isinstance(rate, int | float | Fraction) and isfinite(rate) and rate >= 0):
         raise InputError(field, f"{rate} is out of range", "use a finite number, 0 or more")

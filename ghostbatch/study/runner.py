@@ -20,6 +20,7 @@ from ghostbatch.study.local import LocalExecutor
 from ghostbatch.study.manifest import NAME, held_part, read_study, write_study
 from ghostbatch.study.placement import Placement, gpu_share
 from ghostbatch.train import Record, Summary, intact_summary, read_header
+from ghostbatch.train.device import check_threads
 
 ATTEMPTS = 3
 """How many workers may die at a cell before it counts as failed."""
@@ -66,6 +67,7 @@ def run_study(
         problem = f"the settings of {study.name} are provisional"
         raise InputError("study", problem, study.provisional)
     check_positive(jobs=jobs or 1, threads=where.threads, micro=where.micro, ranks=where.ranks)
+    check_threads(where.threads)
     check_seconds(checkpoint_seconds=where.checkpoint_seconds)
     if not jobs and where.ranks > 1:
         raise InputError("ranks", "one process is one rank", "use jobs 1 or more")

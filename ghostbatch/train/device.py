@@ -51,6 +51,16 @@ def cudnn_choice(deterministic: bool) -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic = before
 
 
+MOST_THREADS = 1024
+"""Larger numbers are refused: OpenMP ends the process where it cannot start as many."""
+
+
+def check_threads(count: int | None) -> None:
+    """Refuse a number of threads that no machine has."""
+    if count is not None and count > MOST_THREADS:
+        raise InputError("threads", f"{count} is above {MOST_THREADS}", "use one per core")
+
+
 @contextmanager
 def thread_count(count: int) -> Iterator[None]:
     """Compute with ``count`` threads: another number would round differently."""

@@ -28,6 +28,7 @@ from ghostbatch.train.capture import choose_update
 from ghostbatch.train.device import (
     LAUNCHES,
     READ_EVERY,
+    check_threads,
     cudnn_choice,
     find_device,
     thread_count,
@@ -104,9 +105,12 @@ def train(
 
     """
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(recipe, Recipe):
+        raise InputError("recipe", f"{recipe!r} is neither a Recipe nor a name", "pass either")
     where = find_device(device)
     counts = {"threads": threads, "evaluations": evaluations, "workers": workers}
     check_positive(**counts, checkpoint_updates=checkpoint_updates)
+    check_threads(threads)
     check_seconds(checkpoint_seconds=checkpoint_seconds)
     check_limit(bad_image_limit)
     if out == "":  # Python takes it for the current folder

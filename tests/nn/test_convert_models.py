@@ -159,7 +159,7 @@ def test_timms_converted_norm_is_still_timms_and_can_be_copied_and_pickled(timm)
 
 def test_timms_synchronised_norm_is_refused_and_its_frozen_one_left_alone(timm):
     layers = timm.layers
-    with pytest.raises(ValueError, match=r"^1 is a SyncBatchNormAct, which"):
+    with pytest.raises(ValueError, match=r"^model: 1 is a SyncBatchNormAct, which"):
         gb.to_ghost(nn.Sequential(nn.BatchNorm1d(3), layers.SyncBatchNormAct(3)), 4)
     frozen = layers.FrozenBatchNormAct2d(3)
     gb.to_ghost(nn.Sequential(nn.BatchNorm1d(3), frozen), 4)

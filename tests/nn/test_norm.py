@@ -110,5 +110,5 @@ def test_an_input_of_the_wrong_rank_is_refused_as_pytorch_refuses_it(
 
 @pytest.mark.parametrize("ghost", [0, -1, 2.5, True, None])
 def test_a_layer_refuses_a_bad_ghost_at_construction(ghost):
-    with pytest.raises(ValueError, match="ghost must be a positive integer"):
+    with pytest.raises(ValueError, match="is not a positive integer"):
         gb.GhostBatchNorm1d(3, ghost)

@@ -134,7 +134,7 @@ def test_one_other_pixel_or_label_is_refused(tiny, tmp_path, monkeypatch, part, 
     values = getattr(split, field).clone()
     values.view(-1)[77] += 1
     other = replace(data, **{part: replace(split, **{field: values})})
-    monkeypatch.setattr(loop, "load", lambda *_: other)
+    monkeypatch.setattr(loop, "load", lambda *_, **__: other)
     with pytest.raises(InputError, match=f"^data: digits has {problem} than when this run began; "):
         train(tiny, out=tmp_path)
 

@@ -58,7 +58,7 @@ def test_no_number_depends_on_the_test_set(tiny, tmp_path, outcome, monkeypatch)
     data = load("digits")
     black = replace(data.test, images=torch.zeros_like(data.test.images))
     other = replace(data, test=black).hold_out(1000)
-    monkeypatch.setattr(loop, "load", lambda *_: other)
+    monkeypatch.setattr(loop, "load", lambda *_, **__: other)
     train(recipe, out=tmp_path / "b")
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
 
