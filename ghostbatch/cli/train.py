@@ -76,6 +76,10 @@ class RunOptions:
     """On one GPU, run updates as CUDA graphs."""
     deterministic: bool = False
     """On a GPU, use only algorithms that repeat their bits; slower."""
+    noise_scale: bool = False
+    """At each evaluation, also measure the gradient noise scale."""
+    sharpness: bool = False
+    """At each evaluation, also measure the sharpness of the training loss."""
     timeout: float = TIMEOUT
     """Seconds that ranks wait for each other before the run ends."""
 

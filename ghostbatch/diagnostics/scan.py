@@ -81,27 +81,37 @@ def unchanged(model: nn.Module) -> Iterator[dict[Tensor, Tensor]]:
 
 
 @contextmanager
+def untracked(model: nn.Module) -> Iterator[list[_BatchNorm]]:
+    """Keep batch norms from updating their running statistics; yield these layers."""
+    tracking = {m: m.track_running_stats for m in model.modules() if isinstance(m, _BatchNorm)}
+    try:
+        for norm in tracking:
+            norm.track_running_stats = False  # then neither PyTorch's layer nor ours updates them
+        yield list(tracking)
+    finally:
+        for norm, track in tracking.items():
+            norm.track_running_stats = track
+
+
+@contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
     """Put the model into evaluation mode, but let batch norms use batch statistics."""
     modes = {module: module.training for module in model.modules()}
-    tracking = {m: m.track_running_stats for m in modes if isinstance(m, _BatchNorm)}
+    norms = [module for module in modes if isinstance(module, _BatchNorm)]
     # With kernels, a ghost norm with one ghost per batch is the same function and much faster.
-    plain = [m for m in tracking if type(m) in PLAIN and m.affine and has_kernels(m.weight)]
+    plain = [m for m in norms if type(m) in PLAIN and m.affine and has_kernels(m.weight)]
     try:
         for module in modes:
-            module.training = module in tracking
-        for norm in tracking:
-            norm.track_running_stats = False  # then neither PyTorch's layer nor ours updates them
+            module.training = module in norms
         for norm in plain:
             to_ghost(norm, ANY_BATCH)
-        yield
+        with untracked(model):
+            yield
     finally:
         for norm in plain:
             to_plain(norm)
         for module, mode in modes.items():
             module.training = mode
-        for norm, track in tracking.items():
-            norm.track_running_stats = track
 
 
 class BatchedLoss:

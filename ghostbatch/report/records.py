@@ -20,7 +20,7 @@ from typing import NamedTuple, get_args
 from ghostbatch.diagnostics import log_spaced
 from ghostbatch.errors import InputError
 from ghostbatch.train import Record
-from ghostbatch.train.record import Split, name_lines, parse_records
+from ghostbatch.train.record import MEASURED, Split, name_lines, parse_records
 
 ALL = 600
 """Lines up to which every record is kept."""
@@ -141,15 +141,16 @@ def _parse_intact(texts: list[bytes]) -> list[Record] | None:
     except ValueError:
         return None
     usual = len(every) == len(texts) and all(
-        tuple(fields) == NAMES
-        and tuple(map(type, fields.values())) in TYPES
+        tuple(fields)[: len(NAMES)] == NAMES
+        and tuple(map(type, fields.values()))[: len(NAMES)] in TYPES
         and fields["split"] in SPLITS
+        and all(name in MEASURED for name in list(fields)[len(NAMES) :])
         for fields in every
     )
     return [Record(**fields) for fields in every] if usual else None
 
 
-NAMES = tuple(Record.__dataclass_fields__)
+NAMES = tuple(name for name in Record.__dataclass_fields__ if name not in MEASURED)
 SPLITS = get_args(Split)
 TYPES = {(int, float, str, *[float] * 4, *[last] * 2) for last in (float, type(None))}
-"""Types of the values of a record; those of the last two may be None."""
+"""Types of these fields; those of the last two may be None."""

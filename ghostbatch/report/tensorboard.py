@@ -5,8 +5,9 @@ from typing import Any
 
 from ghostbatch.errors import InputError
 from ghostbatch.train import Record, read_records
+from ghostbatch.train.record import MEASURED
 
-SCALARS = ("loss", "accuracy", "lr", "distance", "gradient_norm", "clipped")
+SCALARS = ("loss", "accuracy", "lr", "distance", "gradient_norm", "clipped", *MEASURED)
 
 
 class TensorBoard:

@@ -47,6 +47,10 @@ class Where:
     """Folder of the data sets; None is GHOSTBATCH_DATA, or the folder data here."""
     checkpoint_seconds: float = 10.0
     """Time between checkpoints."""
+    noise_scale: bool = False
+    """At each evaluation, also measure the gradient noise scale."""
+    sharpness: bool = False
+    """At each evaluation, also measure the sharpness of the training loss."""
     ranks: int = 1
     """Processes that compute a cell together, each on its own GPU; torchrun starts them."""
 

@@ -12,11 +12,9 @@ import torch
 
 from ghostbatch.data import fingerprint_of, load
 from ghostbatch.data.datasets import ImageData
-from ghostbatch.data.feed import Normalise
-from ghostbatch.diagnostics import BatchedLoss, largest_eigenvalue, random_potential
+from ghostbatch.diagnostics import largest_eigenvalue, random_potential
 from ghostbatch.diagnostics.separable import descend, hard_margin_in_the_plane
 from ghostbatch.diagnostics.walk import random_walk
-from ghostbatch.draws import generator
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.files import atomic_file, locked
 from ghostbatch.recipe import Recipe
@@ -24,6 +22,7 @@ from ghostbatch.study.executor import Where
 from ghostbatch.train import Summary, find_device, read_summary
 from ghostbatch.train.header import check_data
 from ghostbatch.train.load import read_run
+from ghostbatch.train.measure import training_loss
 from ghostbatch.train.state import initial_model, parameter_dtype
 
 OnProgress = Callable[[int, int], None]
@@ -35,7 +34,7 @@ Values = dict[str, Any]
 PAPERS_RADIUS = 10.0
 """About the largest distance of the paper's runs."""
 
-DIRECTIONS, IMAGES = 1000, 1000
+DIRECTIONS = 1000
 
 DRAWS = 12
 """Number of separable data sets."""
@@ -162,17 +161,6 @@ def _load(recipe: Recipe, where: Where) -> ImageData:
     if not isinstance(data, ImageData):
         raise InputError("data", f"{recipe.data} is not kept in memory", "use another data set")
     return data
-
-
-def training_loss(data: ImageData, device: torch.device, dtype: torch.dtype) -> BatchedLoss:
-    """Return the mean loss over the same thousand training images, in one batch, not augmented."""
-    images = torch.randperm(len(data.train), generator=generator(0, "potential"))[:IMAGES]
-    return BatchedLoss(
-        data.train.images[images].to(device),
-        data.train.labels[images].to(device),
-        batch=IMAGES,
-        prepare=Normalise(data.mean, data.deviation, device, dtype),
-    )
 
 
 def finished_runs(out: Path) -> dict[str, Summary]:

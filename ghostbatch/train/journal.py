@@ -2,6 +2,7 @@
 
 import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
@@ -21,6 +22,7 @@ from ghostbatch.train.evaluate import (
 )
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
+from ghostbatch.train.measure import Measure
 from ghostbatch.train.monitor import Reading
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.record import (
@@ -48,6 +50,7 @@ class Journal:
         ranks: Ranks,
         folder: RunFolder,
         kept_bytes: int,
+        measures: Sequence[Measure],
         *,
         checkpoint_seconds: float,
         checkpoint_updates: int | None,
@@ -55,7 +58,7 @@ class Journal:
         on_progress: OnProgress | None,
     ) -> None:
         self.state, self.feed, self.ranks, self.folder = state, feed, ranks, folder
-        self.split = split
+        self.split, self.measures = split, measures
         self.plan = state.plan
         self.checkpoint_seconds, self.checkpoint_updates = checkpoint_seconds, checkpoint_updates
         self.recorder = Recorder(folder.metrics, kept_bytes, on_record) if ranks.rank == 0 else None
@@ -90,9 +93,13 @@ class Journal:
                 numbers.update(self.ranks.union(numbers))
 
     def record_validation(self) -> Record:
-        """Evaluate on the test set, record and return the result."""
+        """Evaluate on the test set, measure what is wanted, record and return the result."""
         loss, accuracy = self._evaluate()
-        self._validation = self._write(split="validation", loss=loss, accuracy=accuracy)
+        measured: dict[str, float] = {}
+        for measure in self.measures if isfinite(loss) else ():
+            measured |= measure()
+        validation: dict[str, Any] = {"split": "validation", "loss": loss, "accuracy": accuracy}
+        self._validation = self._write(**validation, **measured)
         return self._validation
 
     def _evaluate(self) -> tuple[float, float]:

@@ -37,6 +37,7 @@ from ghostbatch.train.evaluate import check_outputs
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.journal import Journal, schedule
+from ghostbatch.train.measure import check_measures, make_measures
 from ghostbatch.train.ranks import TIMEOUT, Ranks, joined
 from ghostbatch.train.record import OnProgress, OnRecord, Summary
 from ghostbatch.train.reference import read_drop_targets
@@ -67,6 +68,8 @@ def train(
     bad_image_limit: float = BAD_IMAGE_LIMIT,
     capture: bool = True,
     deterministic: bool = False,
+    noise_scale: bool = False,
+    sharpness: bool = False,
     on_record: OnRecord | None = None,
     on_progress: OnProgress | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -95,6 +98,10 @@ def train(
         capture: on one GPU, run updates as CUDA graphs; turn it off for networks that decide on
             the host what their forward does.
         deterministic: on a GPU, use only algorithms that repeat their bits; slower.
+        noise_scale: at each evaluation, also measure the gradient noise scale, from a thousandth of
+            the run's images: at most 8,192, and at least 8 ghosts, or batches of plain batch norm.
+        sharpness: at each evaluation, also measure the largest eigenvalue of the Hessian of the
+            loss over a thousand training images.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
         on_progress: called on the first rank before the first update and then at least every
             `READ_EVERY` updates; not called if the run had ended already.
@@ -129,6 +136,7 @@ def train(
         with explain_faults("model", problem, "use a smaller network, or another device"):
             state = State(plan, data.info, where)
             split = split_batch(recipe, state.model, micro, ranks.world)
+            check_measures(noise_scale, sharpness, recipe, data, split)
             check_outputs(state, data.info)
         state.skipped.limit = bad_image_limit
         make_feed = partial(open_feed, data, workers=workers, on_bad_image=on_bad_image)
@@ -142,7 +150,7 @@ def train(
         with _open_folder(plan, out, ranks) as folder:
             return _continue(
                 *(state, data, split, ranks, folder, make_feed, make_journal),
-                *(threads, evaluations, capture, should_stop),
+                *(threads, evaluations, capture, (noise_scale, sharpness), should_stop),
             )
 
 
@@ -157,6 +165,7 @@ def _continue(
     threads: int | None,
     evaluations: int,
     capture: bool,
+    measured: tuple[bool, bool],
     should_stop: Callable[[], bool] | None,
 ) -> Summary:
     """Restore the state that the folder holds, if any, and run to the end; return the summary."""
@@ -183,13 +192,16 @@ def _continue(
     kind = choose_update(state, feed, ranks, capture)
     how: dict[str, int | str] = {"micro": split.micro, "evaluations": evaluations}
     how["engine"] = kind.engine
+    run = state, feed, split, ranks
     problem = f"{split.shard} samples at a time do not fit into this device's memory"
     with (
         explain_faults("micro", problem, memory_remedy(split)),
         closing(feed),
         thread_count(ranks.on_rank_zero(lambda: folder.begin(device, count, data, **how))),
-        closing(kind(state, feed, split, ranks)) as update,
-        closing(make_journal(state, feed, split, ranks, folder, kept_bytes)) as journal,
+        closing(kind(*run)) as update,
+        closing(
+            make_journal(*run, folder, kept_bytes, make_measures(*measured, update, data))
+        ) as journal,
         Signals(ranks.world > 1, should_stop) as signals,
     ):
         return _run(update, journal, signals, evaluations)

@@ -48,6 +48,15 @@ class Record:
     """Mean norm before clipping, over the updates since the last train record."""
     clipped: float | None = None
     """Fraction of these updates that were clipped."""
+    noise_scale: float | None = None
+    """In a validation record, if it is measured: the gradient noise scale, in samples."""
+    noise_scale_low: float | None = None
+    """Lower end of its 95 % interval."""
+    noise_scale_high: float | None = None
+    """Upper end of the interval; None if it has none."""
+    sharpness: float | None = None
+    """In a validation record, if it is measured: the largest eigenvalue of the Hessian of the loss
+    over a thousand training images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +101,9 @@ class Progress:
     end: int
     """Updates in all; with hold "distance" an upper bound until the last drop."""
 
+
+MEASURED = ("noise_scale", "noise_scale_low", "noise_scale_high", "sharpness")
+"""Fields of a record that ``metrics.jsonl`` has only if they are measured."""
 
 Result = TypeVar("Result", Record, Summary)
 OnRecord = Callable[[Record], None]
@@ -141,8 +153,9 @@ def to_json(result: Record | Summary) -> str:
 
 def _plain(result: Record | Summary) -> dict[str, Any]:
     fields = asdict(result)
-    if fields.get("ema_accuracy", 0) is None:
-        del fields["ema_accuracy"]
+    for name in ("ema_accuracy", *MEASURED):
+        if fields.get(name, 0) is None:
+            del fields[name]
     bad = [name for name, v in fields.items() if isinstance(v, float) and not isfinite(v)]
     return {**fields, **dict.fromkeys(bad)}
 
