@@ -24,6 +24,7 @@ from ghostbatch.report.curves import add_lines, curves_of
 from ghostbatch.report.drawing import Data
 from ghostbatch.report.growth import Growth, fit_growth
 from ghostbatch.report.longer import accuracy_by_distance, gain_at_drop
+from ghostbatch.report.measured import noise_scale, sharpness
 from ghostbatch.report.runs import Group, Results
 from ghostbatch.report.table import Table
 from ghostbatch.report.targets import time_to_accuracy
@@ -41,12 +42,12 @@ ZOOMED = f"datum.split == 'validation' && datum.share >= {LATE}"
 
 
 def row_figures(results: Results) -> list[Plot]:
-    """Return the figures that each row declares, of the runs that have begun."""
+    """Return the figures that each row declares, and those of what its runs measured on request."""
     plots = []
     scale = f"all epochs × {results.study.scale:g}" if results.study.scale != 1 else ""
     for row, groups in results.rows.items():
         data = curves_of(groups)
-        for kind in results.study.rows.get(row, Row({})).figures:
+        for kind in (*results.study.rows.get(row, Row({})).figures, *ON_REQUEST):
             check_choice(f"figures of row {row}", kind, KINDS)
             if (plot := KINDS[kind](groups, data)) is not None:
                 several = len(results.rows) > 1
@@ -194,5 +195,10 @@ KINDS: dict[str, Callable[[list[Group], Data], Plot | None]] = {
     "accuracy-by-distance": accuracy_by_distance,
     "gain-at-drop": gain_at_drop,
     "time-to-accuracy": time_to_accuracy,
+    "noise-scale": noise_scale,
+    "sharpness": sharpness,
 }
 """Figures that a row of a study may have, by the name of their files."""
+
+ON_REQUEST = ("noise-scale", "sharpness")
+"""Figures that every row has whose runs measured what they show."""

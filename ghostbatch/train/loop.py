@@ -98,10 +98,10 @@ def train(
         capture: on one GPU, run updates as CUDA graphs; turn it off for networks that decide on
             the host what their forward does.
         deterministic: on a GPU, use only algorithms that repeat their bits; slower.
-        noise_scale: at each evaluation, also measure the gradient noise scale, from a thousandth of
-            the run's images: at most 8,192, and at least 8 ghosts, or batches of plain batch norm.
+        noise_scale: at each evaluation, also measure the gradient noise scale, from 8 to 64 ghosts
+            (batches of plain batch norm) that follow: a thousandth of the run's images, if it can.
         sharpness: at each evaluation, also measure the largest eigenvalue of the Hessian of the
-            loss over a thousand training images.
+            loss over a thousand training images, which takes some ten updates of that batch.
         on_record: called on the first rank with every record of ``metrics.jsonl``.
         on_progress: called on the first rank before the first update and then at least every
             `READ_EVERY` updates; not called if the run had ended already.

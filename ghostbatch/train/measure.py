@@ -5,7 +5,7 @@ Measuring changes no number of the run: weights, buffers, gradients and draws st
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from math import nan
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from ghostbatch.diagnostics import BatchedLoss, GradientNoiseScale, largest_eige
 from ghostbatch.diagnostics.scan import unchanged, untracked
 from ghostbatch.draws import generator, key
 from ghostbatch.errors import InputError
+from ghostbatch.ops import LOCAL
 from ghostbatch.ops.loss import summed_cross_entropy
 from ghostbatch.recipe import Recipe
 from ghostbatch.train.state import State, parameter_dtype, plain_model
@@ -28,15 +29,17 @@ from ghostbatch.train.update import Update
 Measure = Callable[[], dict[str, float]]
 """Measures the weights of a run; returns fields of a `Record`."""
 
-MOST, SHARE, FEWEST = 8192, 1000, 8
-"""Training images of an estimate of the noise scale: at most so many, and of all images of a run
-one in so many, but at least so many parts."""
+SHARE = 1000
+"""An estimate of the noise scale takes one image for so many images of the run."""
+
+FEWEST, MOST = 8, 64
+"""Parts that it takes at the least and at the most."""
 
 PART = 128
 """Images of a part of a network without batch norm."""
 
 GROUPS = 8
-"""Groups of parts, whose spread gives the interval of the noise scale."""
+"""Most groups of parts; their spread gives the interval of the noise scale."""
 
 IMAGES = 1000
 """Training images of the loss whose sharpness is measured."""
@@ -71,17 +74,22 @@ def measure_noise_scale(update: Update) -> dict[str, float]:
     """Return the gradient noise scale at the weights of a run, and its 95 % interval.
 
     The gradients are those of samples that the run sees next, with augmentation and dropout, but
-    without label noise, dropconnect and random weights of losses.
+    without label noise, dropconnect and random weights of losses. Each rank measures some groups of
+    parts by itself, so the number of ranks does not change the result.
     """
-    world = update.ranks.world
-    groups = part_groups(update.state, world)
-    mine = [part for group in groups for part in group[update.ranks.rank :: world]]
-    scale, model = GradientNoiseScale(update.state.model), update.state.model
-    with unchanged(model), untracked(model):
-        gradients = part_gradients(update, mine)
-        for group in groups:
-            parts = [next(gradients) for _ in group[::world]]
-            scale.update(parts, group[0].size)
+    state, ranks = update.state, update.ranks
+    groups = part_groups(state)
+    mine = range(ranks.rank, len(groups), ranks.world)
+    sums = torch.zeros(len(groups), 3, dtype=torch.float64, device=state.device)
+    scale = GradientNoiseScale(state.model, process_group=LOCAL)
+    with unchanged(state.model), untracked(state.model):
+        gradients = part_gradients(update, [part for n in mine for part in groups[n]])
+        for n in mine:
+            scale.reset()
+            scale.update([next(gradients) for _ in groups[n]], groups[n][0].size)
+            sums[n] = torch.tensor(scale.state_dict()["sums"][0])
+    every = ranks.sum(sums).tolist()
+    scale.load_state_dict({"sums": every, "length": 1, "done": len(every)})
     found = scale.estimate()
     low, high = found.interval
     return {"noise_scale": found.value, "noise_scale_low": low, "noise_scale_high": high}
@@ -97,8 +105,8 @@ class Part(NamedTuple):
     size: int
 
 
-def part_groups(state: State, world: int) -> list[list[Part]]:
-    """Return the parts from the coming update on, in equal groups that ``world`` ranks can share.
+def part_groups(state: State) -> list[list[Part]]:
+    """Return the parts from the coming update on, in equal groups.
 
     A part is a ghost, or a batch of plain batch norm. The remainder of a batch that is not a
     multiple of the ghost size is left out.
@@ -106,13 +114,13 @@ def part_groups(state: State, world: int) -> list[list[Part]]:
     recipe, first = state.plan.recipe, state.plan.stream(state.update).start
     size = recipe.ghost or recipe.batch
     if not any(isinstance(layer, _BatchNorm) for layer in state.model.modules()):
-        size = min(PART, recipe.batch)
-    images = min(MOST, state.plan.images(state.plan.updates) // SHARE)
-    count, of_batch = max(FEWEST, images // size), recipe.batch // size
-    together = -(-max(2, count // GROUPS) // world) * world
-    every = range(count + together)
-    parts = (Part(first + n // of_batch, n % of_batch * size, size) for n in every)
-    return [[next(parts) for _ in range(together)] for _ in range(max(2, count // together))]
+        size = PART
+    size = min(size, recipe.batch)
+    images = state.plan.images(state.plan.updates) // SHARE
+    count, of_batch = min(max(images // size, FEWEST), MOST), recipe.batch // size
+    together = max(2, count // GROUPS)
+    parts = (Part(first + n // of_batch, n % of_batch * size, size) for n in range(count))
+    return [list(islice(parts, together)) for _ in range(count // together)]
 
 
 def part_gradients(update: Update, parts: list[Part]) -> Iterator[list[Tensor]]:

@@ -55,10 +55,12 @@ def micros(recipe):
 
 
 def run_all(out, world):
+    options = {"device": "cpu", "threads": 1, "evaluations": 3}
     for name, recipe in VARIANTS.items():
+        measures = {"noise_scale": name == "scaled rate", "sharpness": name == "scaled rate"}
         for micro in micros(recipe):
             folder = out / name / f"{world} ranks" / f"micro {micro}"
-            train(recipe, out=folder, device="cpu", micro=micro, threads=1, evaluations=3)
+            train(recipe, out=folder, micro=micro, **options, **measures)
 
 
 if __name__ == "__main__":
