@@ -59,12 +59,12 @@ def find_plateau(
     """
     pairs = [_checked(curve, drop, drop if end is None else end) for curve in curves]
     halves = [(t[near], v[near]) for t, v in pairs for near in [(t >= drop / 2) & (t <= drop)]]
+    freedom = sum(len(t) - 1 for t, _ in halves) - 1
+    if freedom < 1 or not all(len(t) for t, _ in halves):
+        raise InputError("curves", "too few values in the last half", "evaluate more often")
     times, values = (
         np.concatenate([half[k] - half[k].mean() for half in halves]) for k in range(2)
     )
-    freedom = len(times) - len(halves) - 1
-    if freedom < 1:
-        raise InputError("curves", "too few values in the last half", "evaluate more often")
     squares = float((times**2).sum())
     slope = float((times * values).sum()) / squares
     error = sqrt(float(((values - slope * times) ** 2).sum()) / freedom / squares)

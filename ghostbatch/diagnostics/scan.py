@@ -18,6 +18,7 @@ from ghostbatch.diagnostics.distance import as_dtensor
 from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
 from ghostbatch.nn import to_ghost, to_plain
+from ghostbatch.ops import LOCAL
 from ghostbatch.ops.backends.select import has_kernels
 from ghostbatch.optim.groups import wide_dtype
 
@@ -104,7 +105,7 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
         for module in modes:
             module.training = module in norms
         for norm in plain:
-            to_ghost(norm, ANY_BATCH)
+            to_ghost(norm, ANY_BATCH, process_group=LOCAL)
         with untracked(model):
             yield
     finally:

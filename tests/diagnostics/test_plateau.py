@@ -74,6 +74,7 @@ def test_the_interval_covers_the_true_slope_as_often_as_it_says(level):
         (([1, 2, 3], [1, 2, 3]), 3, "drop: there is no phase after 3"),
         (([], []), 3, "drop: there is no phase after 3"),
         (([0, 2, 3], [1, 2, 3]), 2, "curves: too few values in the last half"),
+        (([0, 3, 4], [1, 2, 3]), 2, "curves: too few values in the last half"),
     ],
 )
 def test_curves_without_a_plateau_or_a_drop_are_refused(curve, drop, problem):
