@@ -51,6 +51,10 @@ def from_timm(name: str) -> Builder:
         timm = import_timm()
         if not timm.is_model(name):
             _check_known("timm", name, timm.list_models())
+        try:
+            timm.get_pretrained_cfg(name)
+        except RuntimeError:  # the network has no weights of that tag
+            _check_known("timm", name, timm.list_pretrained(f"{name.partition('.')[0]}.*"))
 
     def build(num_classes: int = 1000, *, in_channels: int = 3, image_size: int = 224) -> nn.Module:
         timm = import_timm()

@@ -73,6 +73,9 @@ def test_an_unknown_timm_name_is_refused_when_it_is_looked_up(timm):
     del timm
     error = refused("timm:resnet27")
     assert str(error).startswith("model: 'timm:resnet27' is unknown; did you mean timm:resnet")
+    error = refused("timm:resnet18.a1_in2k")
+    assert str(error).startswith("model: 'timm:resnet18.a1_in2k' is unknown; did you mean")
+    assert "timm:resnet18.a1_in1k" in str(error)
 
 
 # ----------------------------------------------------------------------------------------- python
