@@ -222,6 +222,19 @@ def test_ghost_layers_whose_forward_was_replaced_stay_ghost_layers():
     assert [int(m.num_batches_tracked) for m in model] == [1, 4]
 
 
+def test_ghost_layers_of_an_unknown_subclass_stay_ghost_layers_and_are_named():
+    class Own(gb.GhostBatchNorm1d):
+        pass
+
+    model = nn.Sequential(gb.GhostBatchNorm1d(3), Own(3))
+    with pytest.warns(
+        UserWarning, match=r"^to_plain left these subclasses .*: 1 \(Own\)$"
+    ) as warned:
+        gb.to_plain(model)
+    assert [type(m) for m in model] == [nn.BatchNorm1d, Own]
+    assert warned[0].filename == __file__
+
+
 @pytest.mark.parametrize("how", ["script", "trace"])
 def test_scripted_layers_are_left_alone_and_named(how):
     inner = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
