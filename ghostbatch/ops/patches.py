@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def patch_width(channels: int, kernel: int) -> int:
-    """Return the channels of `patches`: a multiple of 16, which matrix units like.
+    """Return the channels of `patches`: a multiple of 16, for which matrix units are fastest.
 
     >>> patch_width(3, 5), patch_width(3, 1)
     (80, 3)
