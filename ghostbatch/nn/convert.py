@@ -120,8 +120,8 @@ def to_plain(model: Model) -> Model:
             del layer.ghost, layer.running, layer.process_group
             layer.__dict__.pop("number", None)
         elif known or isinstance(layer, norm.GhostBatchNorm):
-            kind = f"{name or 'model'} ({type(layer).__name__})"
-            left_alone[kind] = REPLACED if known else SUBCLASS
+            described = f"{name or 'model'} ({type(layer).__name__})"
+            left_alone[described] = REPLACED if known else SUBCLASS
     _warn_of("to_plain", left_alone)
     return model
 
