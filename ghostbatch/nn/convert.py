@@ -83,9 +83,7 @@ def to_ghost(
             problem = f"{what}, which normalises over all ranks"
             raise InputError("model", problem, "build the model with BatchNorm instead")
     left_alone = unconvertible(model)
-    for remedy in dict.fromkeys(left_alone.values()):
-        names = ", ".join(name for name, why in left_alone.items() if why == remedy)
-        warnings.warn(f"to_ghost left {remedy}: {names}", stacklevel=2)
+    _warn_of("to_ghost", left_alone)
     norms = convertible(model)
     convert_layers(norms, ghost, process_group, running)
     if not (norms or left_alone):
@@ -110,19 +108,21 @@ def convert_layers(
 
 
 def to_plain(model: Model) -> Model:
-    """Convert every ghost layer of ``model`` back to the BatchNorm it was; return the model."""
-    replaced = []
+    """Convert every ghost layer of ``model`` back to the BatchNorm it was; return the model.
+
+    Layers that cannot be converted are left alone with a warning, as in `to_ghost`.
+    """
+    left_alone = {}
     for name, layer in model.named_modules():
-        if type(layer) not in PLAIN_OF:
-            continue
-        if _forward_is_replaced(layer):
-            replaced.append(f"{name or 'model'} ({type(layer).__name__})")
-            continue
-        layer.__class__ = PLAIN_OF[type(layer)]
-        del layer.ghost, layer.running, layer.process_group
-        layer.__dict__.pop("number", None)
-    if replaced:
-        warnings.warn(f"to_plain left {REPLACED}: {', '.join(replaced)}", stacklevel=2)
+        known = type(layer) in PLAIN_OF
+        if known and not _forward_is_replaced(layer):
+            layer.__class__ = PLAIN_OF[type(layer)]
+            del layer.ghost, layer.running, layer.process_group
+            layer.__dict__.pop("number", None)
+        elif known or isinstance(layer, norm.GhostBatchNorm):
+            described = f"{name or 'model'} ({type(layer).__name__})"
+            left_alone[described] = REPLACED if known else SUBCLASS
+    _warn_of("to_plain", left_alone)
     return model
 
 
@@ -143,16 +143,23 @@ def unconvertible(model: nn.Module) -> dict[str, str]:
     """Return the norm layers that `to_ghost` leaves alone, "name (class)", each with a reason."""
     found = {}
     for name, layer in model.named_modules():
-        scripted = isinstance(layer, torch.jit.ScriptModule)
-        kind = str(layer.original_name) if scripted else type(layer).__name__
         if _is_convertible(layer):
             continue
+        scripted = isinstance(layer, torch.jit.ScriptModule)
+        kind = str(layer.original_name) if scripted else type(layer).__name__
         if scripted and "BatchNorm" in kind:
             found[f"{name or 'model'} ({kind})"] = SCRIPTED
         elif isinstance(layer, _BatchNorm):
             known = type(layer) in GHOST_OF
             found[f"{name or 'model'} ({kind})"] = REPLACED if known else SUBCLASS
     return found
+
+
+def _warn_of(function: str, left_alone: dict[str, str]) -> None:
+    """Warn the caller of a function of the layers that it has left alone, once for each reason."""
+    for reason in dict.fromkeys(left_alone.values()):
+        names = ", ".join(name for name, why in left_alone.items() if why == reason)
+        warnings.warn(f"{function} left {reason}: {names}", stacklevel=3)
 
 
 def _is_convertible(layer: nn.Module) -> bool:

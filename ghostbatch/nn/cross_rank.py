@@ -35,8 +35,10 @@ class CrossRankBatchNorm(_BatchNorm):
         variance = SumOverRanks.apply(squares) / count  # type: ignore[no-untyped-call]
         self._update_running(mean.detach(), variance.detach() * count / (count - 1))
         y = centred * per_channel(torch.rsqrt(variance + self.eps), input)
-        if self.affine:
-            y = y * per_channel(self.weight, input) + per_channel(self.bias, input)
+        if self.weight is not None:
+            y = y * per_channel(self.weight, input)
+        if self.bias is not None:
+            y = y + per_channel(self.bias, input)
         return y.to(input.dtype)
 
     def _update_running(self, mean: Tensor, variance: Tensor) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ghostbatch.errors import InputError
 from ghostbatch.nn.dropout import BatchPosition, keep_mask
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -25,6 +26,8 @@ class DropConnect:
     """
 
     def __init__(self, model: nn.Module, p: float) -> None:
+        if not 0 <= p < 1:
+            raise InputError("p", f"{p} is not a probability below 1", "use 0.1, for example")
         self.weights = list(connections(model).values()) if p else []
         self.p = p
         self._update = BatchPosition(self.weights[0].device if self.weights else "cpu")

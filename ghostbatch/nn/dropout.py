@@ -83,17 +83,18 @@ KEYED: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def key_dropout(model: nn.Module, position: BatchPosition) -> int:
-    """Make every dropout layer of ``model`` take its masks from ``position``; return their number.
+    """Let the dropout layers of ``model`` take their masks from ``position``; return their number.
 
-    Calls of ``F.dropout`` in a network's forward are not found; they draw as PyTorch does.
+    These are the layers of `KEYED`, and those that have a position already. Other layers, and calls
+    of ``F.dropout`` in a network's forward, draw as PyTorch does.
     """
     keyed = 0
     for number, layer in enumerate(model.modules()):
         if type(layer) in KEYED:
-            keyed += 1
             layer.__class__ = KEYED[type(layer)]
-            layer.position = position  # type: ignore[assignment]
-            layer.layer = number  # type: ignore[assignment]
+        if isinstance(layer, _Keyed):
+            layer.position, layer.layer = position, number
+            keyed += 1
     return keyed
 
 

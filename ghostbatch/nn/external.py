@@ -39,8 +39,12 @@ def from_torchvision(name: str) -> Builder:
             options = {"aux_logits": False, "init_weights": True}
         elif name.startswith("vit_"):  # the only ones whose weights depend on the size
             options = {"image_size": image_size}
-        model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
-        return model
+        options |= {"weights": None, "num_classes": num_classes}
+        try:
+            return models.get_model(name, **options)  # type: ignore[no-any-return]
+        except AssertionError as error:  # the patches of a transformer do not divide them
+            problem = f"torchvision:{name} takes no images of {image_size} pixels ({error})"
+            raise InputError("model", problem, "use another size, or another model") from None
 
     return build
 
@@ -51,6 +55,10 @@ def from_timm(name: str) -> Builder:
         timm = import_timm()
         if not timm.is_model(name):
             _check_known("timm", name, timm.list_models())
+        try:
+            timm.get_pretrained_cfg(name)
+        except RuntimeError:  # the network has no weights of that tag
+            _check_known("timm", name, timm.list_pretrained(f"{name.partition('.')[0]}.*"))
 
     def build(num_classes: int = 1000, *, in_channels: int = 3, image_size: int = 224) -> nn.Module:
         timm = import_timm()

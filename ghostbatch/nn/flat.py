@@ -76,10 +76,8 @@ class FlatWeights:
         sources, targets = _tables(self._leaves, total)
         self._sources, self._targets = sources.to(device), targets.to(device)
         for leaf in self._leaves:
-            weight = leaf.parameter
-            weight.data = _view(self._weights, leaf.weight_start, weight.shape).copy_(
-                weight.detach()
-            )
+            weight, start = leaf.parameter, leaf.weight_start
+            weight.data = _view(self._weights, start, weight.shape).copy_(weight.detach())
             if leaf.is_copy:
                 leaf.tensor = _view(self._copies, leaf.leaf_start, leaf.shape).requires_grad_()
         self._partials = torch.zeros(triton.cdiv(total.weights, BLOCK), device=device)
@@ -98,11 +96,8 @@ class FlatWeights:
 
     def refresh(self) -> None:
         """Write the copies anew."""
-        if len(self._copies):
-            total = len(self._copies)
-            self._launch(
-                *(place_kernel, total), *(self._weights, self._sources, self._copies, total)
-            )
+        if total := len(self._copies):
+            self._launch(place_kernel, total, self._weights, self._sources, self._copies, total)
 
     def take_gradients(self, *, add: bool) -> None:
         """Take over the gradients that a backward left; ``add`` them to those of an earlier one."""
@@ -187,15 +182,15 @@ class FlatWeights:
 def _leaves(model: nn.Module) -> Iterator[Leaf]:
     """Yield a leaf for each parameter; those of convolutions and linear layers are copies."""
     for prefix, layer in model.named_modules():
+        is_copy = type(layer) in (nn.Linear, nn.Conv2d, FoldedConv2d, PatchConv2d)
         for name, weight in layer.named_parameters(prefix, recurse=False):
-            lowered = type(layer) in (nn.Linear, nn.Conv2d, FoldedConv2d, PatchConv2d)
+            shape, sources = weight.shape, None
             if isinstance(layer, FoldedConv2d | PatchConv2d) and weight is layer.weight:
                 # The numbers from 1 on, so that what the layer adds can be told from them.
                 numbers = torch.arange(1.0, weight.numel() + 1, dtype=torch.float64)
                 placed = layer.placed(_view(numbers, 0, weight.shape))
-                yield Leaf(name, weight, placed.shape, _row(placed).long() - 1, lowered, weight)
-            else:
-                yield Leaf(name, weight, weight.shape, None, lowered, weight)
+                shape, sources = placed.shape, _row(placed).long() - 1
+            yield Leaf(name, weight, shape, sources, is_copy, weight)
 
 
 class Total(NamedTuple):

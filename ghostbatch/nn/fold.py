@@ -114,8 +114,8 @@ def fold_convolutions(model: Model, folds: dict[Shape, int] | None = None) -> Mo
     """Fold the narrow convolutions of ``model``, in place; return the model.
 
     Parameters stay the same objects, so optimizers, names and checkpoints stay valid. It pays on a
-    GPU, in bf16 and channels_last. ``folds`` gives the output pixels of a group for each shape; the
-    default are the fastest on an H200. Layers whose ``forward`` was replaced stay as they are.
+    GPU, in bf16 and channels_last. ``folds`` gives the output pixels of a group for each shape, by
+    default those that are fastest on an H200. Layers whose ``forward`` was replaced are left alone.
     """
     by_default = folds is None
     folds = FOLDS if folds is None else folds

@@ -4,7 +4,6 @@ Weights are initialised as PyTorch's layers do, except the convolutions of the r
 which are initialised as He et al. do (normal, fan-out).
 """
 
-from collections import OrderedDict
 from itertools import pairwise
 
 from torch import nn
@@ -12,7 +11,7 @@ from torch import nn
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn.dropconnect import LAYERS
 from ghostbatch.nn.external import FAMILIES, Builder
-from ghostbatch.nn.parts import BasicBlock, ConvNormReLU, LinearNormReLU, conv, shrunk
+from ghostbatch.nn.parts import BasicBlock, ConvNormReLU, LinearNormReLU, chain, conv, shrunk
 from ghostbatch.nn.pool import MaxPool2d, MeanPool2d
 
 
@@ -24,24 +23,22 @@ def f1(num_classes: int = 10, *, in_channels: int = 1, image_size: int = 28) -> 
     for number, (fan_in, fan_out) in enumerate(pairwise(sizes), 1):
         layers[f"hidden{number}"] = LinearNormReLU(fan_in, fan_out, bias=True)
     layers["classifier"] = nn.Linear(width, num_classes)
-    return _chain(layers)
+    return chain(**layers)
 
 
 def c1(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) -> nn.Module:
     """C1: two 5x5 convolutions of 64, two hidden layers of 384 and 192 (1,388,490 parameters)."""
     _refuse_below(7, "c1", image_size)
     left = shrunk(shrunk(image_size))
-    return _chain(
-        {
-            "conv1": ConvNormReLU(in_channels, 64, 5, pool=True),
-            "conv2": ConvNormReLU(64, 64, 5, pool=True),
-            "flatten": nn.Flatten(),
-            "hidden1": LinearNormReLU(64 * left**2, 384),
-            "dropout1": nn.Dropout(0.5),
-            "hidden2": LinearNormReLU(384, 192),
-            "dropout2": nn.Dropout(0.5),
-            "classifier": nn.Linear(192, num_classes),
-        }
+    return chain(
+        conv1=ConvNormReLU(in_channels, 64, 5, pool=True),
+        conv2=ConvNormReLU(64, 64, 5, pool=True),
+        flatten=nn.Flatten(),
+        hidden1=LinearNormReLU(64 * left**2, 384),
+        dropout1=nn.Dropout(0.5),
+        hidden2=LinearNormReLU(384, 192),
+        dropout2=nn.Dropout(0.5),
+        classifier=nn.Linear(192, num_classes),
     )
 
 
@@ -67,7 +64,7 @@ def vgg(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) ->
     layers["hidden"] = LinearNormReLU(512 * (image_size // 32) ** 2, 512)
     layers["dropout"] = nn.Dropout(0.5)
     layers["classifier"] = nn.Linear(512, num_classes)
-    return _chain(layers)
+    return chain(**layers)
 
 
 def resnet44(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) -> nn.Module:
@@ -92,20 +89,18 @@ def alexnet(num_classes: int = 1000, *, in_channels: int = 3, image_size: int = 
     """
     _refuse_below(63, "alexnet", image_size)
     left = shrunk(shrunk(shrunk(shrunk(image_size, 11, 4, 2))))
-    return _chain(
-        {
-            "conv1": ConvNormReLU(in_channels, 64, 11, stride=4, padding=2, pool=True),
-            "conv2": _conv_relu_norm(64, 192, 5, pool=True),
-            "conv3": _conv_relu_norm(192, 384, 3),
-            "conv4": _conv_relu_norm(384, 256, 3),
-            "conv5": _conv_relu_norm(256, 256, 3, pool=True),
-            "flatten": nn.Flatten(),
-            "hidden1": LinearNormReLU(256 * left**2, 4096),
-            "dropout1": nn.Dropout(0.5),
-            "hidden2": LinearNormReLU(4096, 4096),
-            "dropout2": nn.Dropout(0.5),
-            "classifier": nn.Linear(4096, num_classes),
-        }
+    return chain(
+        conv1=ConvNormReLU(in_channels, 64, 11, stride=4, padding=2, pool=True),
+        conv2=_conv_relu_norm(64, 192, 5, pool=True),
+        conv3=_conv_relu_norm(192, 384, 3),
+        conv4=_conv_relu_norm(384, 256, 3),
+        conv5=_conv_relu_norm(256, 256, 3, pool=True),
+        flatten=nn.Flatten(),
+        hidden1=LinearNormReLU(256 * left**2, 4096),
+        dropout1=nn.Dropout(0.5),
+        hidden2=LinearNormReLU(4096, 4096),
+        dropout2=nn.Dropout(0.5),
+        classifier=nn.Linear(4096, num_classes),
     )
 
 
@@ -156,7 +151,7 @@ def _residual(
     layers["pool"] = MeanPool2d()
     layers["flatten"] = nn.Flatten()
     layers["classifier"] = nn.Linear(channels, num_classes)
-    network = _chain(layers)
+    network = chain(**layers)
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -167,11 +162,7 @@ def _conv_relu_norm(fan_in: int, fan_out: int, kernel: int, *, pool: bool = Fals
     layers: dict[str, nn.Module] = {"conv": conv(fan_in, fan_out, kernel)}
     if pool:
         layers["pool"] = MaxPool2d(3)
-    return _chain({**layers, "relu": nn.ReLU(), "norm": nn.BatchNorm2d(fan_out)})
-
-
-def _chain(layers: dict[str, nn.Module]) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(layers))
+    return chain(**layers, relu=nn.ReLU(), norm=nn.BatchNorm2d(fan_out))
 
 
 def _refuse_below(smallest: int, network: str, image_size: int) -> None:

@@ -1,5 +1,6 @@
 """The blocks that the paper's networks are built from."""
 
+from collections import OrderedDict
 from typing import Any
 
 import torch.nn.functional as F
@@ -78,9 +79,8 @@ class BasicBlock(nn.Module):
         self.second = ConvNormReLU(fan_out, fan_out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or fan_in != fan_out:
-            self.shortcut = nn.Sequential()
-            self.shortcut.add_module("conv", conv(fan_in, fan_out, 1, stride=stride))
-            self.shortcut.add_module("norm", nn.BatchNorm2d(fan_out))
+            shortcut = conv(fan_in, fan_out, 1, stride=stride)
+            self.shortcut = chain(conv=shortcut, norm=nn.BatchNorm2d(fan_out))
 
     def forward(self, x: Any) -> Any:
         """From (N, fan_in, H, W), or a pair of it, to (N, fan_out, H / stride, W / stride)."""
@@ -99,6 +99,11 @@ def join_gradients(model: nn.Module) -> None:
         block.second.twice = True
     if blocks and isinstance(stem := getattr(model, "stem", None), ConvNormReLU):
         stem.twice = True
+
+
+def chain(**layers: nn.Module) -> nn.Sequential:
+    """Return the layers one after the other, by name."""
+    return nn.Sequential(OrderedDict(layers))
 
 
 def conv(

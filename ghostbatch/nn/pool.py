@@ -10,7 +10,7 @@ torch.fx.wrap("mean_pool2d")
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """nn.MaxPool2d over 2 or 3 pixels with stride 2; on a GPU limited by memory bandwidth."""
+    """nn.MaxPool2d over 2 or 3 pixels with stride 2; on a GPU it runs at memory bandwidth."""
 
     def __init__(self, kernel_size: int) -> None:
         super().__init__(kernel_size, stride=2)

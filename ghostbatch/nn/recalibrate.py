@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ghostbatch.errors import InputError
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.ops.running.groups import LOCAL, Group, gather, ranks_in
+from ghostbatch.ops.running.pending import forget_pending
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -44,7 +45,9 @@ def recalibrate(model: Model, batches: Iterable[Tensor | Sequence[Any]]) -> Mode
         _collecting(model, averages),
     ):
         for batch in batches:
-            model(batch[0] if isinstance(batch, Sequence) else batch)
+            x = batch[0] if isinstance(batch, Sequence) else batch
+            if not (isinstance(x, Tensor) and x.numel() == 0):  # plain norms would count it
+                model(x)
     _sum_over_ranks(averages)
     if norms and not any(average.ghosts for average in averages.values()):
         raise InputError(
@@ -76,8 +79,12 @@ class Average:
         self.ghosts += ghosts  # type: ignore[arg-type]
 
     def copy_to(self, norm: _BatchNorm) -> None:
-        """Set the layer's running statistics, unless it has seen nothing."""
+        """Set the layer's running statistics, unless it has seen nothing.
+
+        Earlier contributions that wait for those of other ranks would change them later.
+        """
         if self.ghosts:
+            forget_pending(norm.running_mean)
             norm.running_mean.copy_(self.sums[0] / self.ghosts)  # type: ignore[union-attr]
             norm.running_var.copy_(self.sums[1] / self.ghosts)  # type: ignore[union-attr]
 
@@ -85,35 +92,25 @@ class Average:
 @contextmanager
 def _collecting(model: nn.Module, averages: dict[_BatchNorm, Average]) -> Iterator[None]:
     """Let every forward of a norm layer add to its average; the layer's own buffers stay as is."""
-    modes = {module: module.training for module in model.modules()}
-    saved, hooks = [], []
-    try:
-        for module in modes:
-            module.training = module in averages
+    with ExitStack() as stack:
+
+        def replace(layer: nn.Module, **options: Any) -> None:
+            for name, value in options.items():
+                stack.callback(setattr, layer, name, getattr(layer, name))
+                setattr(layer, name, value)
+
+        for module in model.modules():
+            replace(module, training=module in averages)
         for norm, average in averages.items():
-            options: dict[str, Any] = {"momentum": None, "track_running_stats": True}
+            replace(norm, momentum=None, track_running_stats=True)
             for name in ("running_mean", "running_var"):
-                options[name] = getattr(norm, name).clone()
-            options["num_batches_tracked"] = average.ghosts.long()
+                replace(norm, **{name: getattr(norm, name).clone()})
+            replace(norm, num_batches_tracked=average.ghosts.long())
             if isinstance(norm, GhostBatchNorm):
-                options.update(running="sequential", process_group=LOCAL)
-            saved.append((norm, {name: getattr(norm, name) for name in options}))
-            _set(norm, options)
-            hooks.append(norm.register_forward_pre_hook(average.begin, prepend=True))
-            hooks.append(norm.register_forward_hook(average.add))
+                replace(norm, running="sequential", process_group=LOCAL)
+            stack.callback(norm.register_forward_pre_hook(average.begin, prepend=True).remove)
+            stack.callback(norm.register_forward_hook(average.add).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for norm, options in saved:
-            _set(norm, options)
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _set(norm: _BatchNorm, options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        setattr(norm, name, value)
 
 
 def _sum_over_ranks(averages: dict[_BatchNorm, Average]) -> None:

@@ -18,7 +18,7 @@ from ghostbatch.ops.reference import (
     values_per_channel,
 )
 from ghostbatch.ops.running.exchange import (
-    ExchangeAfterBackward,
+    exchange_after_backward,
     update_running,
     updates_in_forward,
 )
@@ -141,7 +141,9 @@ def _contribute_no_ghosts(y: Tensor, stats: RunningStats, group: Group) -> Tenso
         _update_compiled(stats, moments, group)
         return y
     update_running(stats, moments, group)
-    return ExchangeAfterBackward.apply(y)  # type: ignore[no-any-return, no-untyped-call]
+    if y.requires_grad:  # as the backward of a layer with ghosts does
+        y.register_hook(lambda _: exchange_after_backward())
+    return y
 
 
 def _reference(call: NormCall, stats: RunningStats | None) -> Tensor:

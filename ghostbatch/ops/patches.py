@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def patch_width(channels: int, kernel: int) -> int:
-    """Return the channels of `patches`: a multiple of 16, which matrix units like.
+    """Return the channels of `patches`, a multiple of 16, as matrix units need; 1 x 1 ones stay.
 
     >>> patch_width(3, 5), patch_width(3, 1)
     (80, 3)

@@ -28,6 +28,12 @@ def twins(kind, **options):
     return model, twin
 
 
+def without_bias(features):
+    layer = nn.BatchNorm2d(features)
+    layer.register_parameter("bias", None)
+    return layer
+
+
 def compare(kind, dims, tolerance=1e-10, **options):
     """Compare outputs, gradients and buffers over three updates with a random loss."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -66,6 +72,7 @@ case.functions |= {
     "cumulative_statistics_agree": partial(compare, nn.BatchNorm2d, (4, 5), momentum=None),
     "momentum_and_eps_agree": partial(compare, nn.BatchNorm2d, (4, 5), momentum=0.7, eps=0.3),
     "a_layer_without_weights_agrees": partial(compare, nn.BatchNorm2d, (4, 5), affine=False),
+    "a_layer_without_bias_agrees": partial(compare, without_bias, (4, 5)),
 }
 
 

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ghostbatch.draws import key
-from ghostbatch.nn import BatchPosition, key_dropout
+from ghostbatch.errors import InputError
+from ghostbatch.nn import BatchPosition, DropConnect, key_dropout
 from ghostbatch.nn.dropout import keep_mask
 
 SAMPLES, FEATURES = 256, 1024
@@ -159,6 +160,19 @@ def test_names_types_and_state_are_those_of_the_model_before(position):
     assert list(model.state_dict()) == before
     assert str(model).replace("Keyed", "") == text
     assert isinstance(model[1], nn.Dropout)
+
+
+def test_a_model_that_is_keyed_again_takes_its_masks_from_the_new_position(position):
+    other = BatchPosition()
+    model = nn.Sequential(nn.Dropout(0.5), nn.Dropout2d(0.5))
+    assert key_dropout(model, position) == key_dropout(model, other) == 2
+    assert [layer.position for layer in model] == [other, other]
+
+
+@pytest.mark.parametrize("p", [1.0, -0.5, 1.5, torch.nan])
+def test_dropconnect_refuses_a_p_that_leaves_no_weights_to_scale(p):
+    with pytest.raises(InputError, match=r"^p: .* is not a probability below 1; use"):
+        DropConnect(nn.Linear(2, 2), p)
 
 
 def test_a_subclass_that_adds_behaviour_is_left_alone(position):

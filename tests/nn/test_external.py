@@ -49,6 +49,12 @@ def test_torchvision_models_take_colour_images_only(torchvision):
     assert str(error).startswith("model: torchvision:resnet18 takes images of 3 channels, not 1; ")
 
 
+def test_images_that_a_torchvision_transformer_cannot_cut_into_patches_are_refused(torchvision):
+    del torchvision
+    error = refused("torchvision:vit_b_16", image_size=28)
+    assert str(error).startswith("model: torchvision:vit_b_16 takes no images of 28 pixels (")
+
+
 @pytest.mark.parametrize("name", ["resnet19", "maskrcnn_resnet50_fpn", "nothing_like_it", ""])
 def test_an_unknown_torchvision_name_is_refused_when_it_is_looked_up(torchvision, name):
     del torchvision
@@ -73,6 +79,9 @@ def test_an_unknown_timm_name_is_refused_when_it_is_looked_up(timm):
     del timm
     error = refused("timm:resnet27")
     assert str(error).startswith("model: 'timm:resnet27' is unknown; did you mean timm:resnet")
+    error = refused("timm:resnet18.a1_in2k")
+    assert str(error).startswith("model: 'timm:resnet18.a1_in2k' is unknown; did you mean")
+    assert "timm:resnet18.a1_in1k" in str(error)
 
 
 # ----------------------------------------------------------------------------------------- python

@@ -71,15 +71,6 @@ def test_a_layer_is_a_batch_norm_whose_repr_shows_the_ghost():
     assert gb.GhostBatchNorm1d(3).ghost == 128
 
 
-def test_the_mean_policy_of_a_layer_counts_batches():
-    counts = []
-    for running in ("sequential", "mean"):
-        layer = gb.GhostBatchNorm1d(3, 4, running=running, dtype=torch.float64)
-        layer(batch(12, 3))
-        counts.append(int(layer.num_batches_tracked))
-    assert counts == [3, 1]
-
-
 @EACH_LAYER
 @pytest.mark.parametrize("training", [True, False])
 def test_a_layer_without_bias_scales_and_does_not_shift(ghost_layer, plain_layer, shape, training):

@@ -173,6 +173,13 @@ def test_no_batches_are_refused():
     gb.recalibrate(nn.Linear(2, 2), [])
 
 
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), gb.GhostBatchNorm2d(3, 4)], ids=str)
+def test_an_empty_batch_does_not_count(layer):
+    twin, batches = copy.deepcopy(layer), inputs(8, 4)
+    gb.recalibrate(layer, [batches[0], batches[0][:0], batches[1]])
+    assert_close(layer.state_dict(), gb.recalibrate(twin, batches).state_dict())
+
+
 def test_a_layer_that_is_not_run_keeps_its_statistics():
     model = nn.BatchNorm2d(3)
     model.unused = nn.BatchNorm1d(3)

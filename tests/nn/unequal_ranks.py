@@ -282,6 +282,17 @@ def loaded_statistics_stay():
 
 
 @case
+def recalibrated_statistics_stay():
+    model = net()
+    with torch.no_grad():
+        model(batch(dist.get_rank(), 8))
+    gb.recalibrate(model, [shards(seed)[1] for seed in range(2)])
+    recalibrated = copy.deepcopy(model)
+    gb.sync_statistics(model)
+    same_statistics(model, recalibrated)
+
+
+@case
 def two_models_in_turn_take_one_collective_per_backward():
     models = net(), norm()
     for step in range(4):

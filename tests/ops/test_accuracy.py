@@ -72,19 +72,6 @@ def shipped(request, monkeypatch):
 
 @pytest.mark.usefixtures("shipped")
 @pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_large_ghosts_equal_the_reference(kind):
-    x, dy = (draw(*LARGE, seed=s).contiguous(memory_format=kind) for s in (0, 1))
-    found = []
-    for norm in (ghost_batch_norm, ghost_batch_norm_reference):
-        leaf, weight, bias = (t.clone().requires_grad_() for t in (x, x[0, :, 0, 0], x[1, :, 0, 0]))
-        kept = [x.new_full((128,), start) for start in (3.0, 2.0)]  # which the update keeps in part
-        y = norm(leaf, *kept, weight, bias, ghost=128)
-        found.append([y.detach(), *torch.autograd.grad(y, [leaf, weight, bias], dy), *kept])
-    assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.usefixtures("shipped")
-@pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_a_large_ghost_with_an_infinite_variance_has_no_gradient(kind):
     x = (draw(*LARGE, dtype=torch.float32) * 1e30).contiguous(memory_format=kind).requires_grad_()
     weight = torch.ones(128, requires_grad=True)

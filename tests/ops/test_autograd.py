@@ -77,17 +77,25 @@ def test_a_compiled_layer_that_checkpointing_runs_again_counts_once():
 # -------------------------------------------------------------------------------------- operators
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels innermost", "every second pixel"])
-@pytest.mark.parametrize("affine", [True, False])
-def test_the_operators_keep_pytorchs_rules(layout, affine):
+@pytest.mark.parametrize(
+    "layout", ["contiguous", "channels innermost", "every second pixel", "transposed"]
+)
+@pytest.mark.parametrize(
+    ("affine", "activation", "with_residual"),
+    [(False, None, False), (True, "relu", False), (True, "relu", True)],
+)
+def test_the_operators_keep_pytorchs_rules(layout, affine, activation, with_residual):
     x, ops = LAYOUTS[layout](draw(9, 3, 2, 2)), torch.ops.ghostbatch
     dy = draw(9, 3, 2, 2, seed=1)
     weight, bias = (draw(3, seed=2), draw(3, seed=3)) if affine else (None, None)
-    _, table = ops.ghost_norm(x, weight, bias, 4, 1e-5)
-    torch.library.opcheck(ops.ghost_norm_backward, (dy, x, weight, table, 4))
+    residual = draw(9, 3, 2, 2, seed=4) if with_residual else None
+    forward = (x, weight, bias, 4, 1e-5, activation, residual)
+    y, table = ops.ghost_norm(*forward)
+    backward = (dy, x, weight, table, 4, activation, bias, y if with_residual else None)
+    torch.library.opcheck(ops.ghost_norm_backward, backward)
     for leaf in (x, weight, bias) if affine else (x,):
         leaf.requires_grad_()
-    torch.library.opcheck(ops.ghost_norm, (x, weight, bias, 4, 1e-5))
+    torch.library.opcheck(ops.ghost_norm, forward)
 
 
 @pytest.mark.parametrize("running", ["sequential", "mean"])

@@ -188,10 +188,8 @@ def _pieces(
             if batch is None:
                 views.append(repeat(None, count if one_ghost else 1))
                 continue
-            part = batch.narrow(0, start * length, count * size * length)
-            views.append(
-                part.split(size * length) if one_ghost else (part.unflatten(0, (count, -1)),)
-            )
+            part = batch.narrow(0, start * length, count * size * length).unflatten(0, (count, -1))
+            views.append(part.unbind() if one_ghost else (part,))
         yield from zip(*views, strict=True)
 
 

@@ -45,7 +45,7 @@ class Tuning:
 
 @lru_cache
 def tuning(kernel: int, channels: int) -> Tuning:
-    """Return the fastest settings on an H200, where both passes run at the memory's pace."""
+    """Return the fastest settings on an H200, where memory bandwidth limits both passes."""
     if kernel == 3:
         return Tuning(rounds=2, pack=False)
     return Tuning(warps=8, channels=128) if channels >= 128 else Tuning()

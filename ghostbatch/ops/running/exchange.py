@@ -82,23 +82,6 @@ def _refuse_join() -> None:
         )
 
 
-class ExchangeAfterBackward(torch.autograd.Function):
-    """The identity. Its backward queues the exchange, as that of a layer with ghosts does."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor) -> Tensor:
-        """Return y."""
-        del ctx
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, *dy: Tensor) -> Tensor:
-        """Return the gradient."""
-        del ctx
-        exchange_after_backward()
-        return dy[0]
-
-
 def exchange_after_backward() -> None:
     """Queue the exchange of pending contributions for the end of the current backward."""
     global _queued_for  # noqa: PLW0603

@@ -164,16 +164,16 @@ def test_compiling_is_logged_once_and_loading_is_not(fresh, caplog):
 @pytest.mark.parametrize("where", ["cache", "temporary folder"])
 def test_the_next_compilation_removes_what_killed_ones_left_an_hour_ago(fresh, where):
     if where == "cache":
-        folder, names = fresh / "ghostbatch", ("build-abc", "tmpabcdefgh")
+        folder, name = fresh / "ghostbatch", "build-abc"
         folder.mkdir(0o700)
     else:
-        folder, names = Path(tempfile.gettempdir()), ("ghostbatch-kernels-abc",)
+        folder, name = Path(tempfile.gettempdir()), "ghostbatch-kernels-abc"
         fresh.chmod(0o777)
-    for name in (*names, "somebody-else", *(f"{name}-now" for name in names)):
-        (folder / name).mkdir()
-        (folder / name / "norm.o").touch()
-        if not name.endswith("-now"):
-            os.utime(folder / name, times=(0, time.time() - 3700))
+    for each in (name, "somebody-else", f"{name}-now"):
+        (folder / each).mkdir()
+        (folder / each / "norm.o").touch()
+        if not each.endswith("-now"):
+            os.utime(folder / each, times=(0, time.time() - 3700))
     load()
     left = {path.name for path in folder.iterdir() if path.is_dir()}
-    assert left == {"somebody-else", *(f"{name}-now" for name in names)}
+    assert left == {"somebody-else", f"{name}-now"}

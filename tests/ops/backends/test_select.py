@@ -8,7 +8,6 @@ from pathlib import Path
 import norm_inputs
 import pytest
 import torch
-from norm_inputs import LAYOUTS
 from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -181,27 +180,3 @@ def test_compiled_code_uses_the_kernels(launches):
     options = {"ghost": 4, "activation": "relu", "residual": residual}
     exact = ghost_batch_norm_reference(x, None, None, weight, **options).square()
     assert_close(found, torch.autograd.grad(exact.sum(), leaves[:2]), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize(
-    ("layout", "with_residual"),
-    [
-        ("contiguous", False),
-        ("contiguous", True),
-        ("channels innermost", True),
-        ("transposed", True),
-        ("every second sample", False),
-    ],
-)
-def test_the_operators_keep_pytorchs_rules(layout, with_residual):
-    x, dy = LAYOUTS[layout](draw(9, 3, 2, 2)), draw(9, 3, 2, 2, seed=1)
-    weight, bias = draw(3, seed=2), draw(3, seed=3)
-    residual = draw(9, 3, 2, 2, seed=4) if with_residual else None
-    ops = torch.ops.ghostbatch
-    y, table = ops.ghost_norm(x, weight, bias, 4, 1e-5, "relu", residual)
-    arguments = (dy, x, weight, table, 4, "relu", bias, y if with_residual else None)
-    torch.library.opcheck(ops.ghost_norm_backward, arguments)
-    for leaf in (x, weight, bias):
-        leaf.requires_grad_()
-    torch.library.opcheck(ops.ghost_norm, (x, weight, bias, 4, 1e-5, "relu", residual))

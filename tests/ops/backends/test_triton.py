@@ -82,20 +82,13 @@ def check(shape, ghost, dtype, layout, *, affine=True, residual=False, activatio
         ((7, 5, 3, 3), 4),  # a smaller last ghost
         ((5, 2, 2, 2), 8),  # a batch smaller than a ghost
         ((12, 40, 2), 6),  # more channels than a block
+        *(((13, 20), 6), ((16, 48), 6), ((6, 3), 6), ((7, 3), 2)),  # matrices
     ],
     ids=str,
 )
 def test_results_gradients_and_statistics_are_right(shape, ghost, layout, dtype, launches):
     check(shape, ghost, dtype, layout)
     assert len(launches) >= 2
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(
-    ("shape", "ghost"), [((13, 20), 6), ((16, 48), 6), ((6, 3), 6), ((7, 3), 2)], ids=str
-)
-def test_matrices_are_normalised_too(shape, ghost, dtype):
-    check(shape, ghost, dtype, "contiguous")
 
 
 @pytest.mark.parametrize("layout", ["every second sample", "transposed"])

@@ -80,7 +80,7 @@ def _load(compiler: tuple[str, ...], options: tuple[str, ...]) -> ctypes.CDLL:
         if kept is not None:
             return kept
         log.info("compiling the CPU kernels; this happens once per machine and takes a few seconds")
-        remove_leftovers(cache.path, BUILD, "tmp")  # "tmp": those of earlier releases
+        remove_leftovers(cache.path, BUILD)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=BUILD, dir=cache.path))
         return cache.keep(_compile(compiler, options, Path(folder) / name), name)
 

@@ -86,10 +86,10 @@ def open_cache() -> Iterator[CacheFolder]:
         os.close(descriptor)
 
 
-def remove_leftovers(folder: Path, *prefixes: str) -> None:
+def remove_leftovers(folder: Path, prefix: str) -> None:
     """Remove folders of killed compilations: this user's, old, and so named."""
     for entry in os.scandir(folder):
-        if not entry.name.startswith(prefixes) or not entry.is_dir(follow_symlinks=False):
+        if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
             continue
         with suppress(OSError):  # another process may remove it
             seen = entry.stat(follow_symlinks=False)

@@ -55,7 +55,7 @@ class TilePlan:
 
 
 CACHED = 48 << 20
-"""Bytes of input that the L2 cache of a Hopper GPU about holds."""
+"""About how many bytes of input the L2 cache of a Hopper GPU holds."""
 
 LARGE = 8 << 20
 """Bytes of a group from which it pays to look further ahead."""
