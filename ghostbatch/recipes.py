@@ -126,6 +126,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         *(c3_cifar100, wresnet16_4_cifar100, alexnet_imagenet),
     )
 }
+"""Name to a function that returns the recipe."""
 
 
 def find_recipe(name: str) -> Recipe:

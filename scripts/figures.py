@@ -119,7 +119,7 @@ def rates() -> str:
             rows["update"].append(update)
             rows["lr"].append(lr)
     x = axis("update", "update", log=True, low=100)
-    y = axis("lr", "learning rate", log=True)
+    y = axis("lr", "learning rate", log=True, low=5e-5, high=1)
     return _drawn("When the learning rate drops", rows, x, y)
 
 

@@ -59,10 +59,14 @@ INTRODUCTION = """\
 
 Made from the files in [results](../results) by `python scripts/results.py write`. Each file holds
 one run: its recipe, its records, its hardware and its commit. Accuracies are those of the last
-update on the test set, in percent; over several seeds the mean ± the sample standard deviation.
-"Recalibrated" is the accuracy with running statistics averaged over the training set. The gap is to
-the first column over the same seeds, with a 95 % interval if there are several. The last column of
-numbers is the mean time of a run; several small runs shared the GPU.
+update on the test set, in percent; over several seeds (n) the mean ± the sample standard deviation.
+
+- "recalibrated": the accuracy with running statistics averaged over the training set.
+- "gap": the difference from the first column over the same seeds, with a 95 % interval if there are
+  several.
+- "ghosts": how many a batch has; "plain" is plain batch norm.
+- "distance": how far the weights end from their initial values.
+- "s / run": the mean time of a run, in seconds. Several small runs shared the GPU.
 """
 
 
@@ -172,7 +176,7 @@ def pages() -> dict[Path, str]:
     parts, figures = [INTRODUCTION], {}
     for study, rows in published.items():
         title, *_ = (STUDIES[study].__doc__ or "").splitlines()
-        parts += [f"## {study}\n", f"{title}\n"]
+        parts += [f"## ghostbatch study {study}\n", f"{title}\n"]
         if study == "table1":
             parts += [*overview, "", f"Not run yet: {'; '.join(_not_run(rows))}.\n"]
         parts += _about(study)

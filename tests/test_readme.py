@@ -14,6 +14,7 @@ import pytest
 
 import ghostbatch as gb
 from ghostbatch import cli, optional
+from ghostbatch import study as study_package
 from ghostbatch.cli import evaluate, export, report, study, train
 from ghostbatch.cli.flags import parse
 from ghostbatch.data.catalog import INFO
@@ -179,8 +180,17 @@ def slug(heading):
 def test_the_reference_has_every_public_name():
     listed = re.findall(r"^::: ghostbatch\.(\S+)$", PAGES["api.md"], re.MULTILINE)
     names = {name.rpartition(".")[2] for name in listed}
-    for module in (gb, gb.nn, gb.optim, gb.data, gb.diagnostics):
+    for module in (gb, gb.nn, gb.optim, gb.data, gb.diagnostics, study_package):
         assert {*module.__all__} - {"nn"} <= names, module.__name__
+
+
+def test_the_reference_has_every_name_that_a_page_imports():
+    listed = set(re.findall(r"^::: ghostbatch\.(?:\S+\.)?(\S+)$", PAGES["api.md"], re.MULTILINE))
+    pattern = r"^from ghostbatch(?:\.\S+)? import (.+)$"
+    lines = [line for code in BLOCKS.values() for line in re.findall(pattern, code, re.MULTILINE)]
+    names = {name for line in lines for name in line.split(", ")}
+    assert len(names) > 10
+    assert names - {"select"} <= listed  # a module
 
 
 @pytest.mark.parametrize(

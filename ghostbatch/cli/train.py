@@ -16,7 +16,8 @@ from ghostbatch.cli.default_out import folder_of, folder_of_repeat
 from ghostbatch.cli.flags import cores, parse_words, print_help, take_name
 from ghostbatch.cli.notices import is_first_rank
 from ghostbatch.cli.words import Words, sort_words
-from ghostbatch.data import BAD_IMAGE_LIMIT, OnBadImage, find_info, is_folder
+from ghostbatch.data import OnBadImage, find_info, is_folder
+from ghostbatch.data.skipped import BAD_IMAGE_LIMIT
 from ghostbatch.errors import InputError
 from ghostbatch.optim import OPTIMIZERS, OptimizerKind
 from ghostbatch.recipe import Recipe

@@ -17,12 +17,11 @@ from ghostbatch.data.feed import MicroBatch, TensorFeed, to_device
 from ghostbatch.data.fingerprint import Fingerprint, fingerprint_of
 from ghostbatch.data.folder import FolderFeed
 from ghostbatch.data.sampler import ExactBatchSampler
-from ghostbatch.data.skipped import BAD_IMAGE_LIMIT, OnBadImage, SkippedImages, check_limit
+from ghostbatch.data.skipped import OnBadImage, SkippedImages, check_limit
 from ghostbatch.data.split import BatchSplit
 from ghostbatch.data.stream import PermutationStream
 
 __all__ = [
-    "BAD_IMAGE_LIMIT",
     "DATASETS",
     "BatchSplit",
     "Data",

@@ -17,6 +17,7 @@ from ghostbatch.data.synthetic import parse, synthetic
 from ghostbatch.errors import InputError, check_choice
 
 Data = ImageData | FolderData
+"""A data set: its images in memory, or the paths of its files."""
 Feed = TensorFeed | FolderFeed
 """Yields the batches of a run; random draws do not depend on how a batch is split."""
 Loader = Callable[[Path, bool], Data]
@@ -41,6 +42,7 @@ IMAGENET_PIXELS: Pixels = (
 """As torchvision and others use them."""
 
 Normalisation = Literal["data", "authors"]
+"""Whose mean and deviation normalise pixels: the data set's own, or the paper's authors'."""
 AUTHORS_PIXELS: dict[int, Pixels] = {1: ((127.5,), (127.5,)), 3: IMAGENET_PIXELS}
 """What the paper's authors use for images of one and of three channels."""
 
@@ -52,6 +54,7 @@ DATASETS: dict[str, Loader] = {
     "cifar100": readers.cifar100,
     "imagenet": imagenet,
 }
+"""Name to loader."""
 
 INFO: dict[str, Info] = {
     "digits": Info(4_000, 1_000, 10, (1, 28, 28)),
@@ -61,6 +64,7 @@ INFO: dict[str, Info] = {
     "cifar100": Info(50_000, 10_000, 100, (3, 32, 32)),
     "imagenet": Info(1_281_167, 50_000, 1000, (3, 224, 224)),
 }
+"""Sizes of each of `DATASETS`, so that runs can be planned before its files are read."""
 
 
 def find_dataset(name: str) -> Loader:

@@ -5,6 +5,7 @@ from typing import Literal
 from ghostbatch.errors import InputError, RankLocalError
 
 OnBadImage = Literal["fatal", "skip"]
+"""What an image that cannot be read does: end the run, or be replaced by another one."""
 
 BAD_IMAGE_LIMIT = 0.01
 """Default of the largest fraction of the images that may be skipped."""

@@ -108,6 +108,7 @@ MODELS: dict[str, Builder] = {
     build.__name__.replace("_", "-"): build
     for build in (f1, c1, c3, vgg, resnet44, wresnet16_4, alexnet)
 }
+"""The paper's networks: name to builder, ``MODELS["resnet44"](num_classes=10)``."""
 
 
 def find_model(name: str) -> Builder:

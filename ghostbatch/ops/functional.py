@@ -53,12 +53,26 @@ def ghost_batch_norm(
     ``momentum=None`` keeps a cumulative average and needs ``num_batches_tracked``. With
     ``training=False`` the running statistics are used, as in ``F.batch_norm``.
 
-    ``group`` names the ranks that share the running statistics; by default none do. ``number``
-    identifies the layer in their exchange.
+    Args:
+        x: (N, C, ...).
+        running_mean: (C,), updated in place in training; None keeps no statistics.
+        running_var: (C,), the same.
+        weight: (C,), the scale after the norm.
+        bias: (C,), the shift after it.
+        ghost: samples that are normalised together in training.
+        training: normalise with the statistics of each ghost, not with the running ones.
+        momentum: weight of the newest ghost in the running statistics.
+        eps: added to the variance.
+        running: how the running statistics are updated, see above.
+        num_batches_tracked: counter of updates, a tensor with one element, raised in place.
+        activation: "relu", or None.
+        residual: a tensor like ``x``, added before the activation.
+        group: ranks that share the running statistics; by default none do.
+        number: identifies the layer in their exchange.
+        twice: return a pair of tensors that share their memory, one for each of two layers that use
+            the result. The backward then adds their two gradients while it reads them; autograd
+            would add them with one more kernel.
 
-    With ``twice`` the result is a pair of tensors that share their memory, one for each of two
-    layers that use it. The backward then adds their two gradients while it reads them; autograd
-    would add them with one more kernel.
     """
     check_options(ghost, running, activation)
     if not isinstance(momentum, int | float | None):

@@ -23,6 +23,7 @@ from ghostbatch.optim.regime import exact
 from ghostbatch.optim.scaling import Rule, lr_scale, rate_batch
 
 Time = Literal["epochs", "updates"]
+"""What a length counts."""
 HeldTime = Literal["epochs", "updates", "rate"]
 Scheduler = TypeVar("Scheduler", bound=LRScheduler)
 

@@ -19,6 +19,7 @@ from ghostbatch.optim.regime import DEFAULT_MOMENTUM, Regime
 from ghostbatch.optim.scaling import Rule, check_betas, scale_adam
 
 OptimizerKind = Literal["sgd", "adamw", "lars", "lamb"]
+"""Names of the optimizers that a recipe can have."""
 
 NOT_ADAPTED = MappingProxyType({"adapt": False})
 """The option of LARS and LAMB for a group that is not scaled to its norms."""
@@ -164,6 +165,7 @@ OptimizerSpec = SGD | AdamW | LARSSpec | LAMBSpec
 OPTIMIZERS: dict[OptimizerKind, type[OptimizerSpec]] = {
     spec.kind: spec for spec in (SGD, AdamW, LARSSpec, LAMBSpec)
 }
+"""The spec of each optimizer, by name."""
 
 
 def check_spec(spec: OptimizerSpec, regime: Regime) -> None:

@@ -14,8 +14,11 @@ from typing import Any, Literal, NamedTuple
 from ghostbatch.errors import InputError, check_types
 
 Epochs = int | float | Fraction
+"""A time or a length."""
 Drop = tuple[Epochs, float] | tuple[Epochs, float, float]
+"""An epoch and the rate from there on, and the weight decay if it changes, too."""
 Schedule = Literal["drops", "cosine", "polynomial"]
+"""How the rate falls: at the drops, or with every update."""
 
 # Made from text to be objects of their own: `is` tells a default from the same number given by the
 # user, also after `dataclasses.replace`. RegimeScheduler changes and compares only what was given.

@@ -10,6 +10,7 @@ from torch import Tensor
 from ghostbatch.errors import InputError, check_choice, check_positive
 
 Rule = Literal["none", "sqrt", "linear"]
+"""How a rate follows batch / base_batch: not at all, with its square root, or in proportion."""
 
 
 def lr_scale(batch: int, base_batch: int, rule: Rule = "sqrt") -> float:

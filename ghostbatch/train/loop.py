@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from ghostbatch.data import (
-    BAD_IMAGE_LIMIT,
     BatchSplit,
     Data,
     Feed,
@@ -18,6 +17,7 @@ from ghostbatch.data import (
     load,
     open_feed,
 )
+from ghostbatch.data.skipped import BAD_IMAGE_LIMIT
 from ghostbatch.diagnostics import DistanceScheduler
 from ghostbatch.errors import InputError, check_positive, check_seconds
 from ghostbatch.files import locked
@@ -94,7 +94,8 @@ def train(
         download: download the data set if it is missing.
         workers: processes that decode the images of a folder.
         on_bad_image: "fatal" ends the run at an unreadable image; "skip" warns and takes another.
-        bad_image_limit: largest fraction of the images, of each part, that may be skipped.
+        bad_image_limit: largest fraction of the images, of each part, that may be skipped; 0.01
+            by default.
         capture: on one GPU, run updates as CUDA graphs; turn it off for networks that decide on
             the host what their forward does.
         deterministic: on a GPU, use only algorithms that repeat their bits; slower.

@@ -107,7 +107,9 @@ MEASURED = ("noise_scale", "noise_scale_low", "noise_scale_high", "sharpness")
 
 Result = TypeVar("Result", Record, Summary)
 OnRecord = Callable[[Record], None]
+"""Called with every record when it is written."""
 OnProgress = Callable[[Progress], None]
+"""Called before the first update of a run, and then at least every 20 updates."""
 
 
 class Recorder:
