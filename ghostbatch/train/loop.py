@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -19,7 +20,7 @@ from ghostbatch.data import (
     open_feed,
 )
 from ghostbatch.diagnostics import DistanceScheduler
-from ghostbatch.errors import InputError, check_positive, check_seconds
+from ghostbatch.errors import InputError, check_choice, check_positive, check_seconds
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
@@ -115,15 +116,16 @@ def train(
     if not isinstance(recipe, Recipe):
         raise InputError("recipe", f"{recipe!r} is neither a Recipe nor a name", "pass either")
     where = find_device(device)
-    counts = {"threads": threads, "evaluations": evaluations, "workers": workers}
-    check_positive(**counts, checkpoint_updates=checkpoint_updates)
+    check_positive(micro=micro, evaluations=evaluations, workers=workers)
+    check_positive(threads=threads, checkpoint_updates=checkpoint_updates)
     check_threads(threads)
     check_seconds(checkpoint_seconds=checkpoint_seconds)
+    check_choice("on_bad_image", on_bad_image, get_args(OnBadImage))
     check_limit(bad_image_limit)
     if out == "":  # Python takes it for the current folder
         raise InputError("out", "the path is empty", "name a folder, or use None")
-    if not 1 <= timeout <= 1e6:
-        raise InputError("timeout", f"{timeout:g} is no time to wait", "use 1 to 1e6 seconds")
+    if not (isinstance(timeout, int | float) and 1 <= timeout <= 1e6):
+        raise InputError("timeout", f"{timeout} is no time to wait", "use 1 to 1e6 seconds")
     generators = [] if where.type == "cpu" else [where]
     with (
         joined(where, timeout) as ranks,

@@ -57,7 +57,7 @@ def _check(folder: Path, plan: Plan) -> None:
         raise InputError("reference", f"{folder} has not finished", "run it to its end first")
     header = read_header(folder)
     recipe = Recipe.from_dict(header["recipe"])
-    for field in ("model", "data", "image_size", "holdout"):
+    for field in ("model", "data", *recipe.data_options):
         if getattr(recipe, field) != getattr(plan.recipe, field):
             raise InputError(
                 "reference", f"{folder} has another {field}", f"name a run of the same {field}"

@@ -126,6 +126,12 @@ def other_network(folder):
     (folder / "run.json").write_text(json.dumps(header))
 
 
+def other_pixels(folder):
+    header = read_header(folder)
+    header["recipe"]["normalisation"] = "authors"
+    (folder / "run.json").write_text(json.dumps(header))
+
+
 def other_updates(folder):
     header = read_header(folder)
     header["recipe"]["batch"] = 64
@@ -146,6 +152,7 @@ def follower(folder):
         (lambda folder: (folder / "metrics.jsonl").unlink(), "cannot be read"),
         (flip_a_digit, "line 3 of .*metrics.jsonl cannot be read"),
         (other_network, "has another model"),
+        (other_pixels, "has another normalisation"),
         (other_updates, r"has phases of \(8, 8\) updates, but this recipe needs \(16, 16\)"),
         (follower, "follows another run; name that one: runs/first"),
     ],

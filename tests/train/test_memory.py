@@ -117,6 +117,17 @@ def test_numbers_below_one_are_refused_by_name(tiny, field):
         train(tiny, **{field: 0})
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"micro": 16.0}, {"micro": "16"}, {"timeout": "60"}, {"on_bad_image": "ignore"}],
+    ids=str,
+)
+def test_options_of_another_kind_are_refused_by_name(tiny, tmp_path, option):
+    with pytest.raises(InputError, match=f"^{next(iter(option))}: "):
+        train(tiny, out=tmp_path / "run", **option)
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_empty_path_is_not_the_current_folder(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"^out: the path is empty; name a folder"):
