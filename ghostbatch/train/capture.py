@@ -85,9 +85,7 @@ class CapturedUpdate(Update):
         """Return the graph of an update; refuse a network that cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         for group in self.state.optimizer.param_groups:
-            if (
-                "capturable" in group
-            ):  # PyTorch's Adam would refuse, and warns where it is set early
+            if "capturable" in group:  # PyTorch's Adam warns where this is set before the capture
                 group["capturable"] = True
         try:
             # Other threads of this process may use the GPU meanwhile, but not capture.

@@ -70,14 +70,14 @@ def can_recalibrate(model: nn.Module) -> bool:
 
     A subclass of BatchNorm that we do not know may need a momentum, which `recalibrate` removes.
     """
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-    known = set(convertible(model))
+    norms, known = norms_with_statistics(model), set(convertible(model))
     return bool(norms) and all(n in known or isinstance(n, CrossRankBatchNorm) for n in norms)
 
 
-def has_statistics(model: nn.Module) -> bool:
-    """Return whether the model has running statistics in any batch norm."""
-    return any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in model.modules())
+def norms_with_statistics(model: nn.Module) -> list[_BatchNorm]:
+    """Return the batch norms that have running statistics."""
+    norms = (m for m in model.modules() if isinstance(m, _BatchNorm))
+    return [norm for norm in norms if norm.running_mean is not None]
 
 
 @contextmanager

@@ -14,8 +14,9 @@ def half_done(recipe, folder, update=5, **options):
         if record.update > update:
             raise KeyboardInterrupt
 
+    options = {"checkpoint_updates": 1, **options}
     with pytest.raises(KeyboardInterrupt):
-        train(recipe, out=folder, on_record=interrupt, checkpoint_updates=1, **options)
+        train(recipe, out=folder, on_record=interrupt, **options)
 
 
 def flip_bit(path, bit):
@@ -33,7 +34,7 @@ def replace_in(path, old, new):
 
 
 def rewrite_checkpoint(path, **changes):
-    """Change fields of a checkpoint, with a checksum that fits; a field that is None is left out."""
+    """Change fields of a checkpoint, and its checksum; a field that is None is left out."""
     content = torch.load(path, weights_only=True) | changes
     del content["checksum"]
     content = {name: value for name, value in content.items() if value is not None}
