@@ -55,9 +55,8 @@ class Pace:
 
     def seconds(self, plan: Plan, evaluations: int = 20) -> float:
         """Return the time of a run's updates and evaluations."""
-        return plan.length * self.update + self.evaluation * (
-            1 + len(schedule(plan, evaluations)[1])
-        )
+        count = 1 + len(schedule(plan, evaluations)[1])
+        return plan.length * self.update + count * self.evaluation
 
 
 @dataclass(frozen=True)
