@@ -162,7 +162,8 @@ def train(
                 )
             kind = choose_update(state, feed, ranks, capture)
             count = threads or torch.get_num_threads()
-            how = {"micro": split.micro, "evaluations": evaluations, "engine": kind.engine}
+            how: dict[str, int | str] = {"micro": split.micro, "evaluations": evaluations}
+            how["engine"] = kind.engine
             run = state, feed, split, ranks
             problem = f"{split.shard} samples at a time do not fit into this device's memory"
             with (
