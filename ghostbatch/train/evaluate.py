@@ -54,10 +54,10 @@ RECALIBRATION_IMAGES = 50_000
 def recalibration_batches(
     feed: Feed, plan: Plan, done: int, positions: Sequence[slice]
 ) -> Iterator[Tensor]:
-    """Yield ``positions`` of the first batches of a run after so many updates, for `recalibrate`.
+    """Yield ``positions`` of the first batches that a run has seen in ``done`` updates.
 
-    They are in the run's order and with its augmentation: one pass over the training set, or
-    `RECALIBRATION_IMAGES` images, at most, but at least one batch.
+    `recalibrate` averages over them. They are in the run's order and with its augmentation: at most
+    one pass over the training set and `RECALIBRATION_IMAGES` images, but at least one batch.
     """
     batches = min(plan.samples, RECALIBRATION_IMAGES) // plan.recipe.batch
     for batch in range(max(1, min(batches, plan.stream(done).start))):
