@@ -113,8 +113,8 @@ def train(
     if not isinstance(recipe, Recipe):
         raise InputError("recipe", f"{recipe!r} is neither a Recipe nor a name", "pass either")
     where = find_device(device)
-    check_positive(micro=micro, evaluations=evaluations, workers=workers)
-    check_positive(threads=threads, checkpoint_updates=checkpoint_updates)
+    counts = {"threads": threads, "evaluations": evaluations, "workers": workers}
+    check_positive(**counts, checkpoint_updates=checkpoint_updates)
     check_threads(threads)
     check_seconds(checkpoint_seconds=checkpoint_seconds)
     check_choice("on_bad_image", on_bad_image, get_args(OnBadImage))
