@@ -48,14 +48,13 @@ TYPES = {
 }
 """What values of a type are called."""
 
-
 _hints = cache(get_type_hints)
 
 
 def check_types(record: Any, prefix: str = "") -> None:
     """Refuse a value of a dataclass that is not of its field's type, or not one of a Literal.
 
-    Looked at are fields of one class, and of the classes in `TYPES`, but not tuples and the like.
+    Fields of one class, and of a choice of `TYPES`, are checked; tuples, for example, are not.
     """
     kind: Any = type(record)
     for name, hint in _hints(kind).items():

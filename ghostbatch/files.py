@@ -57,7 +57,7 @@ def atomic_file(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]
 
 
 def _keep_as(previous: Path, path: Path) -> None:
-    """Give a file another name, too; it keeps its own, where the file system has hard links."""
+    """Keep a file under a second name, too; without hard links it then lacks its first one."""
     if previous.exists() and previous.samefile(path):  # a writer was killed after this
         return
     link = _partial_path(path)

@@ -17,11 +17,7 @@ def import_torchvision() -> ModuleType:
     this function defines the two schemas that the import asks for and imports again.
     """
     try:
-        return import_module("torchvision")
-    except ModuleNotFoundError as error:
-        if error.name != "torchvision":
-            raise
-        raise _not_installed("torchvision") from None
+        return _import("torchvision")
     except RuntimeError as error:
         if "torchvision::nms does not exist" not in str(error):
             raise
@@ -37,23 +33,13 @@ def import_torchvision() -> ModuleType:
 
 def import_timm() -> ModuleType:
     """Import timm, which imports torchvision."""
-    try:
-        import_torchvision()  # timm's own import of it would fail where the operators do not load
-        return import_module("timm")
-    except ModuleNotFoundError as error:
-        if error.name != "timm":
-            raise
-        raise _not_installed("timm") from None
+    import_torchvision()  # timm's own import of it would fail where the operators do not load
+    return _import("timm")
 
 
 def import_ray() -> ModuleType:
     """Import Ray."""
-    try:
-        return import_module("ray")
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise _not_installed("ray", "'ghostbatch[ray]'") from None
+    return _import("ray", "'ghostbatch[ray]'")
 
 
 def import_lightning() -> ModuleType:
@@ -67,6 +53,16 @@ def import_lightning() -> ModuleType:
             if error.name not in (name, name.partition(".")[0]):
                 raise
     raise _not_installed("lightning", "'ghostbatch[lightning]'")
+
+
+def _import(library: str, package: str | None = None) -> ModuleType:
+    """Import a library; if it is missing, say how to install it."""
+    try:
+        return import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise _not_installed(library, package) from None
 
 
 def _not_installed(library: str, package: str | None = None) -> InputError:

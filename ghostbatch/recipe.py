@@ -256,11 +256,15 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, written: dict[str, Any]) -> "Recipe":
-        """Read what `as_dict` wrote; a missing field has its default."""
-        parts: dict[str, Any] = {"regime": regime_from_dict(written["regime"])}
-        if "optimizer" in written:
-            parts["optimizer"] = spec_from_dict(written["optimizer"])
-        return cls(**{**written, **parts})
+        """Read what `as_dict` wrote; a missing field has its default, an unknown one is refused."""
+        try:
+            parts: dict[str, Any] = {"regime": regime_from_dict(written["regime"])}
+            if "optimizer" in written:
+                parts["optimizer"] = spec_from_dict(written["optimizer"])
+            return cls(**{**written, **parts})
+        except (AttributeError, KeyError, TypeError) as error:
+            problem = f"was not written by this version of ghostbatch ({error})"
+            raise InputError("recipe", problem, "use the version that wrote it") from error
 
     def differences(self, written: dict[str, Any]) -> list[str]:
         """Return the names of the fields in which a recipe from `as_dict` differs from this one.

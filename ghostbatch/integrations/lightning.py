@@ -91,6 +91,7 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
         self._walked = WeightDistance(pl_module)
         if self._saved:  # Lightning has restored the callbacks and the weights before
             self._walked.load_state_dict(self._saved)
+            self._saved = {}  # a later fit has initial weights of its own
         if self.noise_scale:
             self._start_noise_scale(trainer, pl_module)
 
@@ -140,10 +141,8 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
         return self._walked.state_dict() if self._walked is not None else dict(self._saved)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the initial weights in a checkpoint."""
+        """Continue from the initial weights in a checkpoint, when the fit starts."""
         self._saved = state_dict
-        if self._walked is not None:
-            self._walked.load_state_dict(state_dict)
 
     def _start_noise_scale(self, trainer: Any, pl_module: nn.Module) -> None:
         """Measure the noise scale, where the gradients of two or more parts can be seen."""

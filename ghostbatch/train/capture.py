@@ -22,11 +22,12 @@ class CapturedUpdate(Update):
 
     Everything that differs from update to update lies in tensors that `prepare` writes to: the
     draws of the batch, noise, dropout's key, and the learning rates. Weight decay and momentum are
-    constants of the graph, so a regime that changes them has a graph for each phase. So has a batch
-    that grows: its updates have other draws, and run eagerly first.
+    constants of the graph, so a regime that changes them has a graph for each phase. A batch that
+    grows has a graph for each size, and the first updates of a size run eagerly.
 
-    So is everything that a network decides on the host in its forward. A network that draws random
-    numbers there stays eager; what else it may decide (a counter, Python's random) is not noticed.
+    What a network decides on the host in its forward is a constant of the graph, too. A network
+    that draws PyTorch's random numbers on the host stays eager; other decisions, by a counter or by
+    Python's random, are not noticed.
     """
 
     engine = "cuda graph"
@@ -85,9 +86,7 @@ class CapturedUpdate(Update):
         """Return the graph of an update; refuse a network that cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         for group in self.state.optimizer.param_groups:
-            if (
-                "capturable" in group
-            ):  # PyTorch's Adam would refuse, and warns where it is set early
+            if "capturable" in group:  # PyTorch's Adam warns where this is set before the capture
                 group["capturable"] = True
         try:
             # Other threads of this process may use the GPU meanwhile, but not capture.

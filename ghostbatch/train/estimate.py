@@ -14,7 +14,7 @@ from ghostbatch.data import Info, TensorFeed, is_folder
 from ghostbatch.data.synthetic import synthetic
 from ghostbatch.recipe import Plan
 from ghostbatch.train.capture import WARM_UP, choose_update
-from ghostbatch.train.device import cudnn_choice, thread_count
+from ghostbatch.train.device import check_threads, cudnn_choice, thread_count
 from ghostbatch.train.evaluate import check_outputs, evaluate
 from ghostbatch.train.explain import explain_faults
 from ghostbatch.train.journal import schedule
@@ -55,9 +55,8 @@ class Pace:
 
     def seconds(self, plan: Plan, evaluations: int = 20) -> float:
         """Return the time of a run's updates and evaluations."""
-        return plan.length * self.update + self.evaluation * (
-            1 + len(schedule(plan, evaluations)[1])
-        )
+        count = 1 + len(schedule(plan, evaluations)[1])
+        return plan.length * self.update + count * self.evaluation
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,7 @@ def measure_pace(
     A GPU computes whole batches. A CPU may need minutes for one: it computes a part of the batch
     that fits into `PATIENCE`, and the result is in proportion to the samples.
     """
+    check_threads(threads)
     batch = plan.recipe.batch
     with (
         _random_state_kept(device),

@@ -54,10 +54,10 @@ RECALIBRATION_IMAGES = 50_000
 def recalibration_batches(
     feed: Feed, plan: Plan, done: int, positions: Sequence[slice]
 ) -> Iterator[Tensor]:
-    """Yield ``positions`` of the first batches of a run after so many updates, for `recalibrate`.
+    """Yield ``positions`` of the first batches that a run has seen in ``done`` updates.
 
-    They are in the run's order and with its augmentation: one pass over the training set, or
-    `RECALIBRATION_IMAGES` images, at most, but at least one batch.
+    `recalibrate` averages over them. They are in the run's order and with its augmentation: at most
+    one pass over the training set and `RECALIBRATION_IMAGES` images, but at least one batch.
     """
     batches = min(plan.samples, RECALIBRATION_IMAGES) // plan.recipe.batch
     for batch in range(max(1, min(batches, plan.stream(done).start))):
@@ -70,14 +70,14 @@ def can_recalibrate(model: nn.Module) -> bool:
 
     A subclass of BatchNorm that we do not know may need a momentum, which `recalibrate` removes.
     """
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-    known = set(convertible(model))
+    norms, known = norms_with_statistics(model), set(convertible(model))
     return bool(norms) and all(n in known or isinstance(n, CrossRankBatchNorm) for n in norms)
 
 
-def has_statistics(model: nn.Module) -> bool:
-    """Return whether the model has running statistics in any batch norm."""
-    return any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in model.modules())
+def norms_with_statistics(model: nn.Module) -> list[_BatchNorm]:
+    """Return the batch norms that have running statistics."""
+    norms = (m for m in model.modules() if isinstance(m, _BatchNorm))
+    return [norm for norm in norms if norm.running_mean is not None]
 
 
 @contextmanager

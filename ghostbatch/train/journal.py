@@ -16,7 +16,7 @@ from ghostbatch.train.divergence import find_nonfinite
 from ghostbatch.train.evaluate import (
     can_recalibrate,
     evaluate,
-    has_statistics,
+    norms_with_statistics,
     population_statistics,
     recalibration_batches,
 )
@@ -90,7 +90,7 @@ class Journal:
         """Tell all ranks which images any of them has skipped."""
         if isinstance(self.feed, FolderFeed) and self.feed.skip:
             for numbers in self.state.skipped.parts.values():
-                numbers.update(self.ranks.union(numbers))
+                numbers.update(*self.ranks.gather(numbers))
 
     def record_validation(self) -> Record:
         """Evaluate on the test set, measure what is wanted, record and return the result."""
@@ -133,7 +133,7 @@ class Journal:
         if self.state.average is None:
             return None
         with self.state.average.applied():
-            if has_statistics(self.state.model):
+            if norms_with_statistics(self.state.model):
                 return self._evaluate_recalibrated()
             return self._evaluate()[1]
 
@@ -190,7 +190,7 @@ class Journal:
             inputs = (micro.images for micro in update.micro_batches())
             found = find_nonfinite(self.state.model, inputs, update.autocast)
         sync_statistics(self.state.model)
-        first = self.ranks.min_over_ranks(found)
+        first = min(filter(None, self.ranks.gather(found)), default=None)
         where = f", first in the {first.what}" if first else ""
         clip = "" if self.plan.recipe.clip is not None else "clip the gradient (clip 5), "
         remedy = f"{clip}lower regime.lr or add regime.warmup"

@@ -93,9 +93,7 @@ def read_run(folder: str | Path, *, averaged: bool = False) -> SavedRun:
             remedy = "it ended before its first checkpoint; choose another run"
         raise InputError("run", f"{folder} holds no checkpoint", remedy)
     info = _read_info(header, recipe)
-    used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=used):
-        model = plain_model(recipe, info).to(parameter_dtype(recipe))
+    model = plain_model(recipe, info).to(parameter_dtype(recipe))
     weights = saved["state"]["model"]
     if averaged:
         if "average" not in saved["state"]:

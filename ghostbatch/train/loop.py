@@ -3,15 +3,13 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from ghostbatch.data import (
-    BatchSplit,
     Data,
-    Feed,
     OnBadImage,
     check_limit,
     load,
@@ -19,7 +17,7 @@ from ghostbatch.data import (
 )
 from ghostbatch.data.skipped import BAD_IMAGE_LIMIT
 from ghostbatch.diagnostics import DistanceScheduler
-from ghostbatch.errors import InputError, check_positive, check_seconds
+from ghostbatch.errors import InputError, check_choice, check_positive, check_seconds
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
@@ -120,11 +118,12 @@ def train(
     check_positive(**counts, checkpoint_updates=checkpoint_updates)
     check_threads(threads)
     check_seconds(checkpoint_seconds=checkpoint_seconds)
+    check_choice("on_bad_image", on_bad_image, get_args(OnBadImage))
     check_limit(bad_image_limit)
     if out == "":  # Python takes it for the current folder
         raise InputError("out", "the path is empty", "name a folder, or use None")
-    if not 1 <= timeout <= 1e6:
-        raise InputError("timeout", f"{timeout:g} is no time to wait", "use 1 to 1e6 seconds")
+    if not (isinstance(timeout, int | float) and 1 <= timeout <= 1e6):
+        raise InputError("timeout", f"{timeout} is no time to wait", "use 1 to 1e6 seconds")
     generators = [] if where.type == "cpu" else [where]
     with (
         joined(where, timeout) as ranks,
@@ -140,72 +139,52 @@ def train(
             check_measures(noise_scale, sharpness, recipe, data, split)
             check_outputs(state, data.info)
         state.skipped.limit = bad_image_limit
-        make_feed = partial(open_feed, data, workers=workers, on_bad_image=on_bad_image)
-        make_journal = partial(
-            Journal,
-            checkpoint_seconds=checkpoint_seconds,
-            checkpoint_updates=checkpoint_updates,
-            on_record=on_record,
-            on_progress=on_progress,
-        )
         with _open_folder(plan, out, ranks) as folder:
-            return _continue(
-                *(state, data, split, ranks, folder, make_feed, make_journal),
-                *(threads, evaluations, capture, (noise_scale, sharpness), should_stop),
-            )
-
-
-def _continue(
-    state: State,
-    data: Data,
-    split: BatchSplit,
-    ranks: Ranks,
-    folder: RunFolder,
-    make_feed: Callable[..., Feed],
-    make_journal: Callable[..., Journal],
-    threads: int | None,
-    evaluations: int,
-    capture: bool,
-    measured: tuple[bool, bool],
-    should_stop: Callable[[], bool] | None,
-) -> Summary:
-    """Restore the state that the folder holds, if any, and run to the end; return the summary."""
-    if (ended := ranks.on_rank_zero(folder.summary)) is not None:
-        return ended
-    recipe, device = state.plan.recipe, state.device
-    if split.needs_full_batch and ranks.world > 1:
-        to_cross_rank(state.model)
-    if device.type == "cuda":
-        use_gpu_layers(state.model, recipe, one_rank=ranks.world == 1)
-    # These may refuse; nothing is written before.
-    ranks.on_rank_zero(lambda: folder.check_unchanged(device, data, split.micro))
-    kept_bytes = _restore(state, folder, ranks)
-    with explain_faults("data", *_data_does_not_fit(recipe, device)):
-        feed = make_feed(
-            batch=recipe.batch,
-            seed=recipe.seed,
-            augment=recipe.augment,
-            device=device,
-            skipped=state.skipped,
-            **image_format(state.model, recipe, device),
-        )
-    count = threads or torch.get_num_threads()
-    kind = choose_update(state, feed, ranks, capture)
-    how: dict[str, int | str] = {"micro": split.micro, "evaluations": evaluations}
-    how["engine"] = kind.engine
-    run = state, feed, split, ranks
-    problem = f"{split.shard} samples at a time do not fit into this device's memory"
-    with (
-        explain_faults("micro", problem, memory_remedy(split)),
-        closing(feed),
-        thread_count(ranks.on_rank_zero(lambda: folder.begin(device, count, data, **how))),
-        closing(kind(*run)) as update,
-        closing(
-            make_journal(*run, folder, kept_bytes, make_measures(*measured, update, data))
-        ) as journal,
-        Signals(ranks.world > 1, should_stop) as signals,
-    ):
-        return _run(update, journal, signals, evaluations)
+            if (ended := ranks.on_rank_zero(folder.summary)) is not None:
+                return ended
+            if split.needs_full_batch and ranks.world > 1:
+                to_cross_rank(state.model)
+            if where.type == "cuda":
+                use_gpu_layers(state.model, recipe, one_rank=ranks.world == 1)
+            # These may refuse; nothing is written before.
+            ranks.on_rank_zero(lambda: folder.check_unchanged(where, data, split.micro))
+            kept_bytes = _restore(state, folder, ranks)
+            with explain_faults("data", *_data_does_not_fit(recipe, where)):
+                feed = open_feed(
+                    data,
+                    workers=workers,
+                    on_bad_image=on_bad_image,
+                    skipped=state.skipped,
+                    batch=recipe.batch,
+                    seed=recipe.seed,
+                    augment=recipe.augment,
+                    device=where,
+                    **image_format(state.model, recipe, where),
+                )
+            kind = choose_update(state, feed, ranks, capture)
+            count = threads or torch.get_num_threads()
+            how: dict[str, int | str] = {"micro": split.micro, "evaluations": evaluations}
+            how["engine"] = kind.engine
+            run = state, feed, split, ranks
+            problem = f"{split.shard} samples at a time do not fit into this device's memory"
+            with (
+                explain_faults("micro", problem, memory_remedy(split)),
+                closing(feed),
+                thread_count(ranks.on_rank_zero(lambda: folder.begin(where, count, data, **how))),
+                closing(kind(*run)) as update,
+                closing(
+                    Journal(
+                        *(*run, folder, kept_bytes),
+                        make_measures(noise_scale, sharpness, update, data),
+                        checkpoint_seconds=checkpoint_seconds,
+                        checkpoint_updates=checkpoint_updates,
+                        on_record=on_record,
+                        on_progress=on_progress,
+                    )
+                ) as journal,
+                Signals(ranks.world > 1, should_stop) as signals,
+            ):
+                return _run(update, journal, signals, evaluations)
 
 
 def _run(update: Update, journal: Journal, signals: Signals, evaluations: int) -> Summary:

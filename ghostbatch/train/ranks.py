@@ -71,29 +71,20 @@ class Ranks:
             found = ask()
         except (InputError, OSError) as error:
             refusal = error
-        everyone: list[Any] = [None] * self.world
-        dist.all_gather_object(everyone, refusal, group=group)
+        everyone = self.gather(refusal, group)
         if group is not None:
             dist.destroy_process_group(group)
         for refused in filter(None, everyone):
             raise refused
         return found  # type: ignore[return-value]
 
-    def min_over_ranks(self, found: Answer | None) -> Answer | None:
-        """Return the smallest of the ranks' values, or None if all are None."""
+    def gather(self, mine: Answer, group: Any = None) -> list[Answer]:
+        """Return every rank's value, in their order."""
         if self.world == 1:
-            return found
+            return [mine]
         everyone: list[Any] = [None] * self.world
-        dist.all_gather_object(everyone, found)
-        return min(filter(None, everyone), default=None)
-
-    def union(self, mine: set[int]) -> set[int]:
-        """Return the numbers that any rank has."""
-        if self.world == 1:
-            return mine
-        everyone: list[Any] = [None] * self.world
-        dist.all_gather_object(everyone, mine)
-        return set().union(*everyone)
+        dist.all_gather_object(everyone, mine, group=group)
+        return everyone
 
     def parallel(self, model: nn.Module) -> nn.Module:
         """Wrap the model in DDP if there are several ranks; buffers need no broadcast."""

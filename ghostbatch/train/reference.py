@@ -1,5 +1,6 @@
 """The reference of a run with hold "distance": its weight distance at each drop of the rate."""
 
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,7 @@ def read_drop_targets(plan: Plan) -> DropTargets:
     folder = Path(plan.recipe.reference or "")
     _check(folder, plan)
     phases = plan.phases[:-1]
-    ends = [sum(phases[: number + 1]) for number in range(len(phases))]
+    ends = list(accumulate(phases))
     reached, longest, farthest = [], [], 0.0
     for distance, phase in zip(distances_at(folder / "metrics.jsonl", ends), phases, strict=True):
         growing = distance > farthest * (1 + SETTLED)
@@ -57,7 +58,7 @@ def _check(folder: Path, plan: Plan) -> None:
         raise InputError("reference", f"{folder} has not finished", "run it to its end first")
     header = read_header(folder)
     recipe = Recipe.from_dict(header["recipe"])
-    for field in ("model", "data", "image_size", "holdout"):
+    for field in ("model", "data", *recipe.data_options):
         if getattr(recipe, field) != getattr(plan.recipe, field):
             raise InputError(
                 "reference", f"{folder} has another {field}", f"name a run of the same {field}"

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ghostbatch.data import BatchSplit
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_types
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.recipe import Recipe
 
@@ -23,6 +23,7 @@ def split_batch(recipe: Recipe, model: nn.Module, micro: int | None, world: int)
         needs_full_batch=bool(norms) and recipe.ghost is None,
         is_given=micro is not None,
     )
+    check_types(split)
     split.check()
     for name, norm in norms.items():
         known = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

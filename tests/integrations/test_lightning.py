@@ -184,6 +184,19 @@ def test_a_second_fit_of_the_same_trainer_stretches_its_limits_once():
     assert trainer.max_epochs == 8
 
 
+def test_a_callback_that_continued_a_fit_measures_the_next_from_its_own_first_weights(tmp_path):
+    fit(Module(), large_batch(), max_epochs=1).save_checkpoint(tmp_path / "fit.ckpt")
+    used, found = large_batch(), []
+    fit(Module(), used, max_epochs=2, resume=tmp_path / "fit.ckpt")
+    for callback in (used, large_batch()):
+        module, kept = Module(), Kept()
+        module.network[0].weight.data += 1
+        fit(module, callback, max_epochs=1, logger=kept, log_every_n_steps=4)
+        found.append(kept.distances)
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+
+
 def test_a_trainer_with_a_clipping_of_its_own_keeps_it():
     trainer = fit(Module(), large_batch(), max_epochs=1, gradient_clip_val=0.7)
     assert trainer.gradient_clip_val == 0.7

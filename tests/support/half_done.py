@@ -1,8 +1,10 @@
-"""Leaves runs unfinished, and damages files."""
+"""Leaves runs unfinished, and damages or rewrites their files."""
 
 import pytest
+import torch
 
 from ghostbatch import train
+from ghostbatch.train.checkpoint import checksum
 
 
 def half_done(recipe, folder, update=5, **options):
@@ -12,8 +14,9 @@ def half_done(recipe, folder, update=5, **options):
         if record.update > update:
             raise KeyboardInterrupt
 
+    options = {"checkpoint_updates": 1, **options}
     with pytest.raises(KeyboardInterrupt):
-        train(recipe, out=folder, on_record=interrupt, checkpoint_updates=1, **options)
+        train(recipe, out=folder, on_record=interrupt, **options)
 
 
 def flip_bit(path, bit):
@@ -28,3 +31,11 @@ def replace_in(path, old, new):
     content = path.read_bytes()
     assert content.count(old) == 1, content
     path.write_bytes(content.replace(old, new))
+
+
+def rewrite_checkpoint(path, **changes):
+    """Change fields of a checkpoint, and its checksum; a field that is None is left out."""
+    content = torch.load(path, weights_only=True) | changes
+    del content["checksum"]
+    content = {name: value for name, value in content.items() if value is not None}
+    torch.save({**content, "checksum": checksum(content)}, path)

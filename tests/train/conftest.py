@@ -18,16 +18,8 @@ from image_folder import write_images
 from ghostbatch import Recipe, Regime
 
 SMALL = (
-    *(
-        "train",
-        "f1-digits",
-        "--model",
-        "python:small_networks:dropping",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-    ),
+    *("train", "f1-digits", "--model", "python:small_networks:dropping"),
+    *("--device", "cpu", "--threads", "1"),
     *("--batch", "128", "--ghost", "16", "--regime.drops", ",", "--augment"),
     *("--evaluations", "2"),
 )

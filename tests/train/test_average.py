@@ -5,16 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from before_update import before_update
 from half_done import half_done
 from torch.optim.swa_utils import AveragedModel
 
 from ghostbatch import InputError, Recipe, load_run, train
-from ghostbatch.data import load, open_feed
 from ghostbatch.train.load import evaluate_run, read_run
-from ghostbatch.train.ranks import Ranks
-from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State
-from ghostbatch.train.update import Update
 
 CPU = torch.device("cpu")
 
@@ -27,11 +23,8 @@ def saved_average(folder):
 
 def by_pytorch(recipe):
     """Return the weights after each update, averaged by PyTorch; the decay is squared."""
-    data, decay = load(recipe.data), recipe.ema**2
-    state = State(recipe.plan(data.info.samples), data.info, CPU)
-    settings = {"seed": recipe.seed, "augment": False, "device": CPU, "dtype": torch.float32}
-    feed = open_feed(data, batch=recipe.batch, **settings)
-    update = Update(state, feed, split_batch(recipe, state.model, None, 1), Ranks())
+    update, decay = before_update(recipe), recipe.ema**2
+    state = update.state
     averaged = AveragedModel(
         state.model, avg_fn=lambda a, w, n: a + (w - a) * (1 - decay) / (1 - decay ** (int(n) + 1))
     )

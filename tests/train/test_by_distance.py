@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from half_done import half_done
 
 from ghostbatch import Regime, train
 from ghostbatch.errors import InputError
@@ -69,19 +70,13 @@ def test_the_rate_drops_when_the_reference_distance_is_reached(tiny, reference, 
     assert summary.updates == drop.update + 16 == records[-1].update  # the reference's last phase
 
 
-@pytest.mark.parametrize("stop", [3, 14])
+@pytest.mark.parametrize("stop", [2, 13])
 def test_an_interrupted_run_ends_bit_identical_even_without_its_reference(
     tiny, reference, tmp_path, outcome, stop
 ):
     copy = shutil.copytree(reference, tmp_path / "reference")
     recipe = following(tiny, copy)
-
-    def interrupt(record):
-        if record.update >= stop:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, out=tmp_path / "cut", on_record=interrupt, checkpoint_seconds=0)
+    half_done(recipe, tmp_path / "cut", stop)
     train(recipe, out=tmp_path / "whole")
     shutil.rmtree(copy)
     train(recipe, out=tmp_path / "cut")
@@ -105,11 +100,9 @@ def test_a_phase_in_which_the_reference_settles_is_as_long_as_its_own(small, ref
     folder = changed(
         reference, tmp_path / "r", lambda update: walk.get(update, 4.0 if update else 0.0)
     )
-    header = read_header(folder)
-    header["recipe"] = replace(small, regime=regime).as_dict()
-    (folder / "run.json").write_text(json.dumps(header))
-    legs = read_drop_targets(following(small, folder, regime=regime).plan(4000))
-    assert legs == ((3.0, inf, 3.9), (16, 8, 16))
+    with_fields(**replace(small, regime=regime).as_dict())(folder)
+    targets = read_drop_targets(following(small, folder, regime=regime).plan(4000))
+    assert targets == ((3.0, inf, 3.9), (16, 8, 16))
 
 
 def flip_a_digit(folder):
@@ -120,22 +113,15 @@ def flip_a_digit(folder):
     path.write_text("\n".join(lines))
 
 
-def other_network(folder):
-    header = read_header(folder)
-    header["recipe"]["model"] = "c1"
-    (folder / "run.json").write_text(json.dumps(header))
+def with_fields(**changes):
+    """Return a function that changes the recipe in a run.json."""
 
+    def change(folder):
+        header = read_header(folder)
+        header["recipe"] |= changes
+        (folder / "run.json").write_text(json.dumps(header))
 
-def other_updates(folder):
-    header = read_header(folder)
-    header["recipe"]["batch"] = 64
-    (folder / "run.json").write_text(json.dumps(header))
-
-
-def follower(folder):
-    header = read_header(folder)
-    header["recipe"] |= {"hold": "distance", "reference": "runs/first"}
-    (folder / "run.json").write_text(json.dumps(header))
+    return change
 
 
 @pytest.mark.parametrize(
@@ -145,10 +131,18 @@ def follower(folder):
         (lambda folder: (folder / "summary.json").unlink(), "has not finished"),
         (lambda folder: (folder / "metrics.jsonl").unlink(), "cannot be read"),
         (flip_a_digit, "line 3 of .*metrics.jsonl cannot be read"),
-        (other_network, "has another model"),
-        (other_updates, r"has phases of \(8, 8\) updates, but this recipe needs \(16, 16\)"),
-        (follower, "follows another run; name that one: runs/first"),
+        (with_fields(model="c1"), "has another model"),
+        (with_fields(normalisation="authors"), "has another normalisation"),
+        (
+            with_fields(batch=64),
+            r"has phases of \(8, 8\) updates, but this recipe needs \(16, 16\)",
+        ),
+        (
+            with_fields(hold="distance", reference="runs/first"),
+            "follows another run; name that one: runs/first",
+        ),
     ],
+    ids=range(8),
 )
 def test_a_reference_that_cannot_be_followed_is_refused_and_nothing_written(
     tiny, reference, tmp_path, spoil, problem

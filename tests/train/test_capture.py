@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from before_update import before_update
+from half_done import half_done
 
 import ghostbatch as gb
 from ghostbatch import InputError, Regime, train
-from ghostbatch.data import load, open_feed
 from ghostbatch.optim import AdamW, LAMBSpec, LARSSpec
 from ghostbatch.train.capture import CapturedUpdate
-from ghostbatch.train.ranks import Ranks
-from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State, image_format, use_gpu_layers
 from ghostbatch.train.update import Update
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -28,21 +26,13 @@ def _deterministic(monkeypatch):
 
 def run(kind, recipe, micro=None, updates=UPDATES, is_eager=False):
     """Return the weights, buffers, momentum and metrics after some updates."""
-    device, data = torch.device("cuda"), load(recipe.data)
-    with torch.random.fork_rng(devices=[device]):
-        state = State(recipe.plan(data.info.samples), data.info, device)
-        split = split_batch(recipe, state.model, micro, 1)
-        use_gpu_layers(state.model, recipe, one_rank=True)
-        settings = {"batch": recipe.batch, "seed": recipe.seed, "augment": recipe.augment}
-        feed = open_feed(
-            data, device=device, **image_format(state.model, recipe, device), **settings
-        )
-        update = kind(state, feed, split, Ranks())
+    with torch.random.fork_rng(devices=["cuda"]):
+        update = before_update(recipe, "cuda", kind, micro)
         for _ in range(updates):
             update()
     if kind is CapturedUpdate:
         assert (update._graph is None) == is_eager
-    saved = state.state_dict()
+    saved = update.state.state_dict()
     found = {name: tensor.cpu() for name, tensor in saved["model"].items()}
     for number, buffers in saved["optimizer"]["state"].items():
         found |= {f"{name} {number}": kept.cpu() for name, kept in buffers.items()}
@@ -138,22 +128,10 @@ def test_a_network_that_cannot_be_captured_is_refused_with_the_remedy(tiny):
 
 
 def test_a_run_that_was_interrupted_has_the_bits_of_one_that_was_not(tiny, tmp_path, outcome):
-    def interrupt(record):
-        if record.update >= 9:
-            raise KeyboardInterrupt
-
-    recipe = replace(tiny, model="c1", precision="bf16", augment=True)
-    train(recipe, out=tmp_path / "one", device="cuda", deterministic=True)
-    with pytest.raises(KeyboardInterrupt):
-        train(
-            recipe,
-            out=tmp_path / "two",
-            device="cuda",
-            deterministic=True,
-            on_record=interrupt,
-            checkpoint_updates=1,
-        )
-    train(recipe, out=tmp_path / "two", device="cuda", deterministic=True)
+    recipe, where = replace(tiny, model="c1", precision="bf16", augment=True), torch.device("cuda")
+    train(recipe, out=tmp_path / "one", device=where, deterministic=True)
+    half_done(recipe, tmp_path / "two", 8, device=where, deterministic=True)
+    train(recipe, out=tmp_path / "two", device=where, deterministic=True)
     assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
 
 

@@ -1,5 +1,6 @@
 """Checkpoints: whole, of this run and of this format, or refused; the one before is kept."""
 
+import json
 import random
 import warnings
 from contextlib import contextmanager
@@ -7,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from half_done import flip_bit, half_done
+from half_done import flip_bit, half_done, rewrite_checkpoint
 
 from ghostbatch import train
 from ghostbatch.data import find_info
 from ghostbatch.errors import InputError
-from ghostbatch.train import loop
+from ghostbatch.train import loop, read_header
 from ghostbatch.train.checkpoint import Checkpoints, checksum, read_checkpoint
 from ghostbatch.train.state import State
 
@@ -91,10 +92,7 @@ def test_a_flipped_bit_anywhere_leaves_the_checkpoint_as_it_was_or_the_one_befor
 def test_a_checkpoint_of_the_format_before_continues(tiny, tmp_path, outcome):
     train(tiny, out=tmp_path / "whole")
     half_done(tiny, tmp_path / "cut")
-    content = torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)
-    del content["checksum"], content["header"]
-    content["format"] = 2
-    torch.save({**content, "checksum": checksum(content)}, tmp_path / "cut" / "checkpoint.pt")
+    rewrite_checkpoint(tmp_path / "cut" / "checkpoint.pt", header=None, format=2)
     train(tiny, out=tmp_path / "cut")
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
@@ -102,11 +100,19 @@ def test_a_checkpoint_of_the_format_before_continues(tiny, tmp_path, outcome):
 @pytest.mark.parametrize(("number", "word"), [(99, "newer"), (1, "older")])
 def test_a_checkpoint_of_another_format_is_refused_by_name(tiny, tmp_path, number, word):
     half_done(tiny, tmp_path)
-    content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    del content["checksum"]
-    content["format"] = number
-    torch.save({**content, "checksum": checksum(content)}, tmp_path / "checkpoint.pt")
+    rewrite_checkpoint(tmp_path / "checkpoint.pt", format=number)
     with pytest.raises(InputError, match=f"^checkpoint: .* has format {number}, {word} than"):
+        train(tiny, out=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["run.json", "checkpoint.pt"])
+def test_a_run_of_a_version_with_other_fields_is_refused_in_one_line(tiny, tmp_path, name):
+    half_done(tiny, tmp_path)
+    written = {**tiny.as_dict(), "invented": 1}
+    rewrite_checkpoint(tmp_path / "checkpoint.pt", recipe=written)
+    if name == "run.json":
+        (tmp_path / name).write_text(json.dumps({**read_header(tmp_path), "recipe": written}))
+    with pytest.raises(InputError, match="not written by this version of ghostbatch"):
         train(tiny, out=tmp_path)
 
 
@@ -187,16 +193,8 @@ def test_a_damaged_checkpoint_never_becomes_the_previous_one(tiny, tmp_path):
     """It would take the place of the last one that is whole."""
     half_done(tiny, tmp_path)
     cut_short(tmp_path / "checkpoint.pt")
-
-    def interrupt(record):
-        if record.update > 5:
-            raise KeyboardInterrupt
-
-    with (
-        pytest.raises(KeyboardInterrupt),
-        pytest.warns(UserWarning, match="continuing from checkpoint.previous.pt"),
-    ):
-        train(tiny, out=tmp_path, on_record=interrupt, checkpoint_updates=1)
+    with pytest.warns(UserWarning, match="continuing from checkpoint.previous.pt"):
+        half_done(tiny, tmp_path)
     cut_short(tmp_path / "checkpoint.pt")
     with pytest.warns(UserWarning, match="continuing from checkpoint.previous.pt"):
         assert train(tiny, out=tmp_path).status == "finished"

@@ -7,13 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-import torch
-from half_done import flip_bit, half_done, replace_in
+from half_done import flip_bit, half_done, replace_in, rewrite_checkpoint
 
 from ghostbatch import train
 from ghostbatch.errors import InputError
 from ghostbatch.train import read_header, read_records, read_summary
-from ghostbatch.train.checkpoint import checksum
 from ghostbatch.train.record import parse_records
 
 DICE = random.Random(0)  # noqa: S311 (no secret)
@@ -113,10 +111,7 @@ def test_a_lost_run_json_that_no_checkpoint_holds_is_refused_and_nothing_written
     half_done(tiny, tmp_path)
     (tmp_path / "run.json").unlink()
     (tmp_path / "checkpoint.previous.pt").unlink()
-    content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    del content["checksum"], content["header"]
-    content["format"] = 2
-    torch.save({**content, "checksum": checksum(content)}, tmp_path / "checkpoint.pt")
+    rewrite_checkpoint(tmp_path / "checkpoint.pt", header=None, format=2)
     with pytest.raises(InputError, match=r"^out: .*run.json is missing, and no checkpoint of this"):
         train(tiny, out=tmp_path)
     assert not (tmp_path / "run.json").exists()

@@ -192,8 +192,7 @@ def test_what_was_stopped_on_two_ranks_ends_on_one_with_the_same_numbers(
     child = launch(*small, *FP64, "--out", base / "on one rank")
     assert child.wait() == 0, child.said
     one, two = (checkpoint(base / name)["state"] for name in ("on one rank", "whole"))
-    for name, tensor in two["model"].items():
-        torch.testing.assert_close(one["model"][name], tensor, rtol=1e-9, atol=1e-9, msg=name)
+    torch.testing.assert_close(one["model"], two["model"], rtol=1e-9, atol=1e-9)
     for mine, theirs in zip(
         *((base / n / "metrics.jsonl").read_bytes().splitlines() for n in ("on one rank", "whole")),
         strict=True,
@@ -243,8 +242,7 @@ def test_a_rank_that_stops_ends_the_others_in_one_line_and_keeps_the_checkpoint(
     again = launch(*small, *FP64, "--out", out)
     assert again.wait() == 0, again.said
     mine, theirs = (checkpoint(folder)["state"]["model"] for folder in (out, whole))
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(mine[name], tensor, rtol=1e-9, atol=1e-9, msg=name)
+    torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
 def runs(process):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ghostbatch import Regime
+from ghostbatch import InputError, Regime
 from ghostbatch.data import find_info
 from ghostbatch.recipes import find_recipe
 from ghostbatch.train import Pace, measure_pace
@@ -81,6 +81,12 @@ def test_a_pace_is_measured_without_a_trace(monkeypatch, tmp_path, change):
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
     assert list(tmp_path.iterdir()) == []
+
+
+def test_more_threads_than_any_machine_has_are_refused():
+    """OpenMP would end the process."""
+    with pytest.raises(InputError, match=r"^threads: 5000 is above 1024; use one per core"):
+        measure_pace(SMALL.plan(4000), find_info("digits"), CPU, threads=5000)
 
 
 @pytest.mark.parametrize("data", ["cifar10", "imagenet"])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hungry import NO_MEMORY, hungry
 from torch import nn
 
 from ghostbatch import Regime, train
@@ -15,40 +16,18 @@ from ghostbatch.nn import MODELS
 from ghostbatch.train import loop
 from ghostbatch.train.estimate import estimate
 
-NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
 # --------------------------------------------------------------------------------------- memory
 
 
-@pytest.fixture
-def short_of(monkeypatch):
-    """A network that can evaluate so many samples at a time."""
-
-    def limit(samples):
-        class Hungry(nn.Module):
-            def forward(self, x):
-                if len(x) > samples:
-                    raise NO_MEMORY
-                return x
-
-        def build(num_classes, *, in_channels, image_size):
-            last = nn.Linear(in_channels * image_size**2, num_classes)
-            return nn.Sequential(nn.Flatten(), Hungry(), nn.BatchNorm1d(784), last)
-
-        monkeypatch.setitem(MODELS, "hungry", build)
-
-    return limit
-
-
-def test_an_evaluation_that_does_not_fit_names_a_micro_batch_that_does(tiny, tmp_path, short_of):
-    short_of(1000)
-    hungry = replace(tiny, model="hungry", precision="fp64")
-    whole = train(hungry, out=tmp_path / "whole")
-    short_of(40)
+def test_an_evaluation_that_does_not_fit_names_a_micro_batch_that_does(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "hungry", hungry(1000, evaluating=True))
+    recipe = replace(tiny, model="hungry", precision="fp64")
+    whole = train(recipe, out=tmp_path / "whole")
+    monkeypatch.setitem(MODELS, "hungry", hungry(40, evaluating=True))
     options, refusals = {}, []
     while True:
         try:
-            summary = train(hungry, out=tmp_path / "run", **options)
+            summary = train(recipe, out=tmp_path / "run", **options)
             break
         except RankLocalError as error:
             refusals.append(str(error))

@@ -4,14 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from before_update import before_update
+from half_done import half_done
 
 from ghostbatch import train
-from ghostbatch.data import load, open_feed
 from ghostbatch.train.load import evaluate_run, read_run
-from ghostbatch.train.ranks import Ranks
-from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State, image_format
-from ghostbatch.train.update import Update
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -29,33 +26,21 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
     ids=str,
 )
 def test_an_update_does_not_wait_for_the_gpu(tiny, changes):
-    recipe, device, data = replace(tiny, **changes), torch.device("cuda"), load("digits")
-    state = State(recipe.plan(data.info.samples), data.info, device)
-    settings = {"batch": recipe.batch, "seed": recipe.seed, "augment": recipe.augment}
-    feed = open_feed(data, device=device, **image_format(state.model, recipe, device), **settings)
-    update = Update(state, feed, split_batch(recipe, state.model, None, 1), Ranks())
+    update = before_update(replace(tiny, **changes), "cuda")
     update()
     torch.cuda.set_sync_debug_mode("error")
     try:
         update()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert state.monitor.read().problem is None
-    assert state.update == 2
+    assert update.state.monitor.read().problem is None
+    assert update.state.update == 2
 
 
 def test_a_run_that_was_interrupted_on_a_cpu_continues_on_a_gpu_and_back(tiny, tmp_path):
-    def run_until(update, device):
-        def interrupt(record):
-            if record.update >= update:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny, out=tmp_path, device=device, on_record=interrupt, checkpoint_updates=1)
-
-    run_until(5, "cpu")
+    half_done(tiny, tmp_path, 4, device="cpu")
     with pytest.warns(UserWarning, match="continues with backend triton, which rounds differently"):
-        run_until(10, "cuda")
+        half_done(tiny, tmp_path, 9, device="cuda")
     assert train(tiny, out=tmp_path, device="cpu").status == "finished"
 
 

@@ -5,17 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from before_update import before_update
 from ghost_loop import looped
 from half_done import half_done
 from small_networks import narrow
 
 from ghostbatch import Regime, train
-from ghostbatch.data import PermutationStream, load, open_feed
+from ghostbatch.data import PermutationStream, load
 from ghostbatch.draws import key
-from ghostbatch.train.ranks import Ranks
-from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State
-from ghostbatch.train.update import Update
 
 REGIME = Regime(lr=0.08, epochs=0.4, drops=((0.1, 0.04, 0.0), (0.2, 0.008)), warmup=0.05)
 SCHEDULE = [(1, 0.08, 1e-4)] * 6 + [(2, 0.08, 0.0)] * 4 + [(4, 0.032, 0.0)] * 3
@@ -63,9 +60,7 @@ def test_a_run_is_the_loop_that_accumulates_gradients(growing, tmp_path, ghost, 
     model, losses = plain_loop(recipe)
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["state"]["model"]
     expected = {name.replace(".norm.", "."): each for name, each in model.state_dict().items()}
-    assert saved.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(saved[name], tensor, rtol=1e-9, atol=1e-9, msg=name)
+    torch.testing.assert_close(saved, expected, rtol=1e-9, atol=1e-9)
     found = {r.update: r for r in records if r.split == "train"}
     assert [found[n].loss for n in range(1, 11)] == pytest.approx(losses[:10], rel=1e-9)
     batches = {6: 6, 7: 8, 10: 14, 11: 18, 13: 26}
@@ -74,15 +69,10 @@ def test_a_run_is_the_loop_that_accumulates_gradients(growing, tmp_path, ghost, 
 
 def one_update(recipe, done):
     """Return the state after one update of a run that had done so many, all with first weights."""
-    data = load(recipe.data)
-    state = State(recipe.plan(data.info.samples), data.info, torch.device("cpu"))
-    state.update = done
-    feed = open_feed(
-        data, batch=recipe.batch, seed=0, augment=False, device=state.device, dtype=torch.float64
-    )
-    split = split_batch(recipe, state.model, None, 1)
-    Update(state, feed, split, Ranks())()
-    return state
+    update = before_update(recipe)
+    update.state.update = done
+    update()
+    return update.state
 
 
 RANDOM = {"model": "python:small_networks:dropping", "label_noise": 0.3, "dropconnect": 0.2}
@@ -97,9 +87,8 @@ def test_with_ghosts_a_grown_update_is_that_of_the_larger_batch(growing, small, 
     at_once = replace(recipe, batch=256, grow=None, regime=replace(regime, drops=()))
     grown, large = one_update(recipe, done=small), one_update(at_once, done=small // 4)
     assert grown.plan.stream(small) == range(small, small + 4)
-    for name, right in large.model.state_dict().items():
-        mine = grown.model.state_dict()[name]
-        torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-9, msg=name)
+    states = (state.model.state_dict() for state in (grown, large))
+    torch.testing.assert_close(*states, rtol=1e-9, atol=1e-9)
     means = [state.monitor.means() for state in (grown, large)]
     assert means[0] == pytest.approx(means[1], rel=1e-9)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from half_done import half_done
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -86,13 +87,7 @@ def test_skipped_images_are_counted_once_each_also_over_a_resume(folder_recipe, 
     assert (whole.skipped_images, whole.skipped_test_images) == (2, 1)
     written = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert (written["skipped_images"], written["skipped_test_images"]) == (2, 1)
-
-    def interrupt(record):
-        if record.update == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(twice, out=tmp_path / "cut", checkpoint_seconds=0, on_record=interrupt, **options)
+    half_done(twice, tmp_path / "cut", **options)
     restored = torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["state"]
     assert restored["skipped"] == {"train": [3, 23], "test": [4]}
     assert train(twice, out=tmp_path / "cut", **options).skipped_images == 2

@@ -5,34 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from hungry import NO_MEMORY, hungry
 
 from ghostbatch import train
 from ghostbatch.errors import InputError, RankLocalError
 from ghostbatch.nn import MODELS
 
-NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
 
 @pytest.fixture
 def short_of(monkeypatch):
-    """A network that needs memory for each sample, on a device that has it for so many."""
-
-    def limit(samples, error=NO_MEMORY, norm=True):
-        class Hungry(nn.Module):
-            def forward(self, x):
-                if self.training and len(x) > samples:
-                    raise error
-                return x
-
-        def build(num_classes, *, in_channels, image_size):
-            layers = [nn.BatchNorm1d(in_channels * image_size**2)] if norm else []
-            last = nn.Linear(in_channels * image_size**2, num_classes)
-            return nn.Sequential(nn.Flatten(), Hungry(), *layers, last)
-
-        monkeypatch.setitem(MODELS, "hungry", build)
-
-    return limit
+    """Let the network "hungry" train on so many samples at a time."""
+    return lambda *limit, **how: monkeypatch.setitem(MODELS, "hungry", hungry(*limit, **how))
 
 
 def refusal(recipe, **options):
@@ -53,13 +36,13 @@ def test_what_the_refusals_name_fits_in_the_end_and_changes_no_number(
     tiny, tmp_path, short_of, error
 ):
     short_of(64)
-    hungry = replace(tiny, model="hungry", precision="fp64")
-    whole = train(hungry, device="cpu")
+    recipe = replace(tiny, model="hungry", precision="fp64")
+    whole = train(recipe, device="cpu")
 
     short_of(16, error)
     micros = []
     while not micros or micros[-1] > 16:
-        line = refusal(hungry, out=tmp_path, micro=micros[-1] if micros else None)
+        line = refusal(recipe, out=tmp_path, micro=micros[-1] if micros else None)
         pattern = (
             r"micro: (\d+) samples .* memory; use micro (\d+): the same numbers in less memory"
         )
@@ -67,7 +50,7 @@ def test_what_the_refusals_name_fits_in_the_end_and_changes_no_number(
         assert tried == (micros[-1] if micros else 64)
         micros.append(following)
     assert micros == [32, 16]
-    summary = train(hungry, out=tmp_path, device="cpu", micro=16)
+    summary = train(recipe, out=tmp_path, device="cpu", micro=16)
     assert summary.loss == pytest.approx(whole.loss, rel=1e-9)
     assert summary.distance == pytest.approx(whole.distance, rel=1e-9)
 
@@ -115,6 +98,17 @@ def test_other_errors_of_the_network_are_its_own(tiny, short_of):
 def test_numbers_below_one_are_refused_by_name(tiny, field):
     with pytest.raises(InputError, match=f"^{field}: 0 is below 1; use 1 or more"):
         train(tiny, **{field: 0})
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"micro": 16.0}, {"micro": "16"}, {"timeout": "60"}, {"on_bad_image": "ignore"}],
+    ids=str,
+)
+def test_options_of_another_kind_are_refused_by_name(tiny, tmp_path, option):
+    with pytest.raises(InputError, match=f"^{next(iter(option))}: "):
+        train(tiny, out=tmp_path / "run", **option)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_path_is_not_the_current_folder(tiny, tmp_path, monkeypatch):

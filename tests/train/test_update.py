@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from half_done import half_done
 from torch import nn
 
 from ghostbatch import Regime, train
@@ -173,6 +174,23 @@ def flat_recipe(tiny, interpreted, monkeypatch):
     )
 
 
+def by_both(recipe, folder, monkeypatch):
+    """Run with flat weights and without; compare momentum, and return the states in the end."""
+    states = []
+    for kernels in ("interpret", "0"):
+        monkeypatch.setenv("GHOSTBATCH_KERNELS", kernels)
+        train(recipe, out=folder / kernels, device="cpu")
+        path = folder / kernels / "checkpoint.pt"
+        states.append(torch.load(path, weights_only=True)["state"])
+    fast, slow = states
+    assert fast["tally"]["updates"] == slow["tally"]["updates"]
+    for number, kept in slow["optimizer"]["state"].items():
+        mine = fast["optimizer"]["state"][number]["momentum_buffer"]
+        error = (mine - kept["momentum_buffer"]).norm() / kept["momentum_buffer"].norm()
+        assert error < 0.1
+    return fast, slow
+
+
 @pytest.mark.parametrize("decay_norms", [True, False])
 def test_a_run_with_flat_weights_is_that_of_the_optimizer_to_rounding(
     flat_recipe, tmp_path, monkeypatch, decay_norms
@@ -187,42 +205,19 @@ def test_a_run_with_flat_weights_is_that_of_the_optimizer_to_rounding(
         kinds.append(self.flat is not None)
 
     monkeypatch.setattr(Update, "__init__", noted)
-    for kernels in ("interpret", "0"):
-        monkeypatch.setenv("GHOSTBATCH_KERNELS", kernels)
-        train(flat_recipe, out=tmp_path / kernels, device="cpu")
+    fast, slow = by_both(flat_recipe, tmp_path, monkeypatch)
     assert kinds == [True, False]
-    fast, slow = (
-        torch.load(tmp_path / kernels / "checkpoint.pt", weights_only=True)["state"]
-        for kernels in ("interpret", "0")
-    )
-    assert fast["tally"]["updates"] == slow["tally"]["updates"]
     assert fast["optimizer"]["param_groups"] == slow["optimizer"]["param_groups"]
-    for name, right in slow["model"].items():
-        torch.testing.assert_close(fast["model"][name], right, rtol=0.02, atol=0.02)
-    for name, right in slow["average"]["sums"].items():
-        torch.testing.assert_close(fast["average"]["sums"][name], right, rtol=0.02, atol=0.02)
-    for number, kept in slow["optimizer"]["state"].items():
-        mine = fast["optimizer"]["state"][number]["momentum_buffer"]
-        error = (mine - kept["momentum_buffer"]).norm() / kept["momentum_buffer"].norm()
-        assert error < 0.1
+    near = {"rtol": 0.02, "atol": 0.02}
+    torch.testing.assert_close(fast["model"], slow["model"], **near)
+    torch.testing.assert_close(fast["average"]["sums"], slow["average"]["sums"], **near)
 
 
 def test_a_run_with_flat_weights_that_was_interrupted_has_the_bits_of_one_that_was_not(
     flat_recipe, tmp_path, outcome
 ):
-    def interrupt(record):
-        if record.update >= 2:
-            raise KeyboardInterrupt
-
     train(flat_recipe, out=tmp_path / "one", device="cpu")
-    with pytest.raises(KeyboardInterrupt):
-        train(
-            flat_recipe,
-            out=tmp_path / "two",
-            device="cpu",
-            on_record=interrupt,
-            checkpoint_updates=1,
-        )
+    half_done(flat_recipe, tmp_path / "two", 1, device="cpu")
     train(flat_recipe, out=tmp_path / "two", device="cpu")
     assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
 
@@ -242,16 +237,5 @@ def test_a_batch_that_grows_steps_flat_weights_by_the_mean_of_its_batches(
         step(self, *arguments, batch=batch, **options)
 
     monkeypatch.setattr(flat, "step", noted)
-    for kernels in ("interpret", "0"):
-        monkeypatch.setenv("GHOSTBATCH_KERNELS", kernels)
-        train(recipe, out=tmp_path / kernels, device="cpu")
+    by_both(recipe, tmp_path, monkeypatch)
     assert sizes == [16, 16, 64]
-    fast, slow = (
-        torch.load(tmp_path / kernels / "checkpoint.pt", weights_only=True)["state"]
-        for kernels in ("interpret", "0")
-    )
-    assert fast["tally"]["updates"] == slow["tally"]["updates"]
-    for number, kept in slow["optimizer"]["state"].items():
-        mine = fast["optimizer"]["state"][number]["momentum_buffer"]
-        error = (mine - kept["momentum_buffer"]).norm() / kept["momentum_buffer"].norm()
-        assert error < 0.1

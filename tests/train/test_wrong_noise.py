@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from before_update import before_update
+from half_done import half_done
 from torch import nn
 from torch.func import functional_call
 
 from ghostbatch import InputError, train
-from ghostbatch.data import TensorFeed, load, open_feed
+from ghostbatch.data import TensorFeed, load
 from ghostbatch.draws import generator, key
 from ghostbatch.nn import MODELS
 from ghostbatch.nn.dropconnect import DropConnect, connections
@@ -19,26 +21,15 @@ from ghostbatch.nn.dropout import BatchPosition, keep_mask
 from ghostbatch.optim import random_labels
 from ghostbatch.train.capture import CapturedUpdate, choose_update
 from ghostbatch.train.ranks import Ranks
-from ghostbatch.train.split import split_batch
-from ghostbatch.train.state import State, initial_model
+from ghostbatch.train.state import initial_model
 from ghostbatch.train.update import Update
 
-CPU = torch.device("cpu")
 NOISES = [{"label_noise": 0.3}, {"dropconnect": 0.3}, {"label_smoothing": 0.3}]
-
-
-def first_update(recipe):
-    """Return a run before its first update."""
-    data = load(recipe.data)
-    state = State(recipe.plan(data.info.samples), data.info, CPU)
-    settings = {"seed": recipe.seed, "augment": False, "device": CPU, "dtype": torch.float32}
-    feed = open_feed(data, batch=recipe.batch, **settings)
-    return Update(state, feed, split_batch(recipe, state.model, None, 1), Ranks())
 
 
 def gradients(recipe):
     """Return the gradients of a first update, which is not clipped, and its logged loss."""
-    update = first_update(replace(recipe, clip=None))
+    update = before_update(replace(recipe, clip=None))
     update()
     loss = update.state.monitor.state_dict()["tally"]["sums"][0]
     return {name: p.grad for name, p in update.state.model.named_parameters()}, loss
@@ -46,7 +37,7 @@ def gradients(recipe):
 
 def expected(recipe, labels=None, weights=None, smoothing=0.0):
     """Return the gradients of the first batch, with other labels or weights, and the true loss."""
-    update = first_update(recipe)
+    update = before_update(recipe)
     model, (batch,) = update.state.model, update.batches()
     outputs = functional_call(model, weights(model) if weights else {}, (batch.images,))
     wanted = batch.labels if labels is None else labels(batch.labels)
@@ -96,7 +87,7 @@ def test_dropconnect_has_the_gradients_of_a_network_with_masked_weights(tiny):
 
 
 def test_every_update_has_its_own_draws_whatever_came_before(tiny):
-    update = first_update(replace(tiny, label_noise=0.3, dropconnect=0.3))
+    update = before_update(replace(tiny, label_noise=0.3, dropconnect=0.3))
     for number in (2, 0, 1):
         update.state.update = number
         update.prepare()
@@ -150,19 +141,7 @@ def test_a_label_is_replaced_with_the_probability_given_by_a_uniform_class():
 def test_a_noisy_run_that_was_interrupted_ends_bit_identical(tiny, tmp_path, outcome, noise):
     recipe = replace(tiny, **noise)
     train(recipe, out=tmp_path / "whole", device="cpu")
-
-    def interrupt(record):
-        if record.update >= 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(
-            *(recipe,),
-            out=tmp_path / "cut",
-            device="cpu",
-            on_record=interrupt,
-            checkpoint_updates=1,
-        )
+    half_done(recipe, tmp_path / "cut", device="cpu")
     train(recipe, out=tmp_path / "cut", device="cpu")
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
