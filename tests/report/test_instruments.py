@@ -58,7 +58,10 @@ def test_the_potential_has_a_panel_per_number_of_bins_and_a_table_of_exponents(t
     assert "1,000 training images of digits" in plot.caption
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+EMPTY = '{"draws": [{"times": [], "gaps": [], "distances": [], "length": 1}]}'
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", EMPTY])
 def test_a_damaged_file_is_refused_by_name(tmp_path, text):
     (tmp_path / "separable.json").write_text(text)
     with pytest.raises(InputError, match=r"^folder: .*separable.json cannot be read; delete it"):
