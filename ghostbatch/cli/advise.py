@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from ghostbatch.cli.flags import parse
+from ghostbatch.cli.noise import NoiseOptions
 from ghostbatch.cli.plan import find_ghost, plan_data
 from ghostbatch.errors import InputError
-from ghostbatch.optim import Drop, Epochs, Regime, Rule, Time
+from ghostbatch.optim import Drop, Epochs, Regime, Rule
+from ghostbatch.optim.adaptation import HeldTime
 from ghostbatch.recipe import Plan, Recipe
-from ghostbatch.study.advice import CLIP, SOURCES, MeasuredNoise, advice_for, warmed_up
+from ghostbatch.study.advice import CLIP, SOURCES, advice_for, warmed_up
 
 MANY = 10**9
 """Training images to plan with where their number is not given; no update is printed then."""
@@ -34,23 +38,20 @@ class AdviseOptions:
     """How the learning rate grows with the batch."""
     ghost: int | Literal["auto"] | None = "auto"
     """Samples per ghost; auto is base_batch, at most 128; None is plain batch norm."""
-    hold: Time = "updates"
-    """What stays the same: the number of updates, or the number of epochs."""
+    hold: HeldTime = "updates"
+    """What stays the same: the updates, the epochs, or the sum of the learning rates (rate)."""
     samples: int | None = None
     """Training images, to print the number of updates, too."""
-    noise_scale: float | None = None
-    """The gradient noise scale, as gb.GradientNoiseScale measures it, to say if the batch pays."""
-    interval: str | None = None
-    """The interval of the noise scale, for example 800,1300."""
     json: bool = False
     """Print JSON instead of lines."""
+    noise: Annotated[NoiseOptions, tyro.conf.arg(name="")] = field(default_factory=NoiseOptions)
 
 
 def command(argv: Sequence[str]) -> None:
     """Print each setting of the large batch, why, and what was measured."""
     options = parse(AdviseOptions, argv, "advise")
     original, adapted = _plans(options)
-    advice = advice_for(original, adapted, _noise(options))
+    advice = advice_for(original, adapted, options.noise.measured)
     data: dict[str, Any] = {
         "original": _data(original, options),
         "adapted": _data(adapted, options),
@@ -61,26 +62,10 @@ def command(argv: Sequence[str]) -> None:
         return
     print(f"from batch {options.base_batch:,} to batch {options.batch:,}")
     for each in advice:
-        print(f"\n{each.setting}: {each.value}\n  why: {each.reason}\n  evidence: {each.evidence}")
+        print(f"\n{each}")
     if options.samples is not None:
         print(f"\nupdates: {original.updates:,} before, {adapted.updates:,} now")
     print("\n" + "\n".join(f"{name}: {source}" for name, source in SOURCES.items()))
-
-
-def _noise(options: AdviseOptions) -> MeasuredNoise | None:
-    """Return the noise scale with its interval, if they are given."""
-    if options.noise_scale is None:
-        if options.interval is not None:
-            raise InputError("interval", "there is no noise scale", "give noise_scale, too")
-        return None
-    if options.interval is None:
-        return MeasuredNoise(options.noise_scale)
-    try:
-        low, high = map(float, options.interval.split(","))
-    except ValueError:
-        problem = f"{options.interval!r} is not an interval"
-        raise InputError("interval", problem, "give LOW,HIGH, for example 800,1300") from None
-    return MeasuredNoise(options.noise_scale, (low, high))
 
 
 def _plans(options: AdviseOptions) -> tuple[Plan, Plan]:

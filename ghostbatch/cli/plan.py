@@ -2,18 +2,23 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from ghostbatch.cli.about import about_all, about_one
 from ghostbatch.cli.flags import parse_words, print_help, take_name
+from ghostbatch.cli.noise import NoiseOptions
 from ghostbatch.cli.words import sort_words
 from ghostbatch.data import find_info
+from ghostbatch.errors import InputError
 from ghostbatch.optim import Rule
 from ghostbatch.recipe import Hold, Plan, Recipe
 from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.table import Table, show_batches, show_rates
 from ghostbatch.report.terminal import plain_console, print_table
+from ghostbatch.study.advice import batch_advice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,7 @@ class PlanOptions:
     """With hold epochs: the largest batch to which the batch grows where the rate would drop."""
     json: bool = False
     """Print JSON instead of a table."""
+    noise: Annotated[NoiseOptions, tyro.conf.arg(name="")] = field(default_factory=NoiseOptions)
 
 
 def command(argv: Sequence[str]) -> None:
@@ -51,12 +57,21 @@ def command(argv: Sequence[str]) -> None:
     adapted = replace(adapted, grow=options.grow)
     samples = find_info(recipe.data).samples
     plans = {"original": recipe.plan(samples), "adapted": adapted.plan(samples)}
+    noise = options.noise.measured
+    if noise and options.grow is not None:
+        problem = "the advice is for one batch, and this one grows"
+        raise InputError("noise_scale", problem, "leave it out, or grow")
+    advice = [batch_advice(adapted, noise)] if noise else []
     if options.json:
-        print(json.dumps({which: plan_data(plan) for which, plan in plans.items()}, indent=2))
+        data: dict[str, Any] = {which: plan_data(plan) for which, plan in plans.items()}
+        data |= {"advice": [asdict(each) for each in advice]} if advice else {}
+        print(json.dumps(data, indent=2))
         return
     shown = [_plan_lines(plan) for plan in plans.values()]
-    lines = [(field, *(texts[field] for texts in shown)) for field in shown[0]]
+    lines = [(title, *(texts[title] for texts in shown)) for title in shown[0]]
     print_table(Table(("", *plans), lines, name), plain_console(), gap=2)
+    for each in advice:
+        print(f"\n{each}")
 
 
 def find_ghost(ghost: int | Literal["auto"], recipe: Recipe, batch: int) -> int:

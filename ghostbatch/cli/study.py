@@ -166,9 +166,10 @@ def _cost(cells: Sequence[Cell], out: Path, options: StudyOptions, jobs: int) ->
 
 def _read(argv: Sequence[str]) -> tuple[Study, Path, StudyOptions]:
     """Return the study that a command names with what it selects, its folder and all options."""
-    words = sort_words(ColumnsOptions, argv, "study")
-    if words.names[:1] == ["columns"]:
-        return _read_columns(words)
+    if "columns" in argv:  # maybe as the value of a flag
+        words = sort_words(ColumnsOptions, argv, "study")
+        if words.names[:1] == ["columns"]:
+            return _read_columns(words)
     words = sort_words(StudyOptions, argv, "study")
     name = take_name(words, "study", STUDIES)
     if name is None:
@@ -220,12 +221,12 @@ def _cells(study: Study, out: Path, options: StudyOptions) -> list[Cell]:
     texts = (options.rows, options.columns)
     rows, only = (None if text is None else text.split(",") for text in texts)
     seeds = None if options.seeds is None else _seeds(options.seeds)
-    scale = None if options.scale == 1 else options.scale
-    selected: dict[str, object] = {"rows": rows, "columns": only, "seeds": seeds, "scale": scale}
-    selected |= {"data": options.data, "device": options.where.device}
-    for flag, value in selected.items():
-        if value is not None and not study.rows:
-            raise InputError(flag, f"{study.name} has no runs", "leave it out")
+    device = options.where.device
+    selected: dict[str, object] = {"rows": rows, "columns": only, "seeds": seeds, "device": device}
+    given = [flag for flag, value in selected.items() if value is not None]
+    given += [flag for flag, (neutral, _) in CHANGES.items() if getattr(options, flag) != neutral]
+    if given and not study.rows:
+        raise InputError(given[0], f"{study.name} has no runs", "leave it out")
     cells = study.cells(only, seeds, out, rows)
     if options.data is not None:
         check_networks(cells)

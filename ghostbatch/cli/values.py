@@ -35,8 +35,8 @@ def read_value(field: str, hint: Any, word: str) -> Any:
     for kind in sorted(kinds, key=lambda kind: kind is not NONE):  # "none" is also text
         try:
             return kind.read(word)
-        except InputError:
-            raise
+        except InputError as error:  # which names a part of the word
+            raise InputError(field, error.problem, error.remedy) from None
         except (ValueError, ZeroDivisionError):
             continue
     if choices := get_args(hint) if get_origin(hint) is Literal else ():
@@ -112,9 +112,12 @@ def _read_path(word: str) -> Path:
 
 
 def _read_drops(text: str) -> tuple[Drop, ...]:
-    """Read drops such as 81:0.01,122:0.001; a third part is a new weight decay."""
+    """Read drops such as 81:0.01,122:0.001; a third part is a new weight decay.
+
+    Without any drop the text is "none", or a comma alone.
+    """
     drops = []
-    for word in filter(None, text.split(",")):
+    for word in filter(None, text.split(",") if text.lower() != "none" else ()):
         try:
             epoch, *rates = word.split(":")
             drops.append((_read_number(epoch), *map(float, rates)))
@@ -122,7 +125,7 @@ def _read_drops(text: str) -> tuple[Drop, ...]:
                 raise ValueError(word)
         except (ValueError, ZeroDivisionError):
             raise InputError(
-                "regime.drops",
+                "drops",
                 f"{word!r} is not a drop",
                 "write EPOCH:LR or EPOCH:LR:WEIGHT_DECAY, for example 81:0.01,122:0.001",
             ) from None
@@ -149,7 +152,7 @@ def _plain_number(word: str, whole: bool) -> str | None:
 def _show(value: Any) -> str:
     """Return a default as one would write it."""
     if isinstance(value, tuple):
-        return ",".join(":".join(map(str, drop)) for drop in value) or ","
+        return ",".join(":".join(map(str, drop)) for drop in value) or "None"
     return str(value)
 
 

@@ -93,7 +93,8 @@ def sort_words(kind: type, argv: Sequence[str], command: str) -> Words:
         switch = re.sub(r"^((?:.*\.)?)no-", r"\1", name)
         is_long = flag.startswith("--")
         if is_long and types.get(switch) is bool:
-            if equals or (rest and rest[0].lower() in ("true", "false", "yes", "no")):
+            given = equals or (rest and rest[0].lower() in ("true", "false", "yes", "no"))
+            if given and not words.help:
                 choices = f"write --{switch} or {_opposite(switch)}"
                 raise InputError(name, "this flag takes no value", choices)
             words.values[switch] = name == switch

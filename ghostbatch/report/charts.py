@@ -173,7 +173,7 @@ def layered(
     points = base.mark_circle(size=70, stroke="currentColor", strokeWidth=1).encode(
         opacity=alt.condition(under_mouse, alt.value(1), alt.value(0)),
         tooltip=[
-            alt.Tooltip(f"{field}:{'Q' if form else 'N'}", title=title, format=form)
+            alt.Tooltip(f"{field}:Q", title=title, format=form)
             if form
             else alt.Tooltip(f"{field}:N", title=title)
             for field, title, form in tooltip

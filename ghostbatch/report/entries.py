@@ -27,7 +27,6 @@ class Gap:
 class Entry:
     """One column of a row of the study: what its runs say together."""
 
-    row: str
     column: str
     recipe: Recipe
     group: Group
@@ -77,7 +76,6 @@ def _entry(results: Results, row: str, column: str, groups: dict[str, Group]) ->
         base = groups[first].ends("accuracy")
     accuracies, averaged = group.ends("accuracy"), group.ends("ema_accuracy")
     return Entry(
-        row=row,
         column=column,
         recipe=group.runs[0].plan.recipe if group.runs else recipe,
         group=group,

@@ -84,7 +84,7 @@ def _latex_cell(entry: Entry, notes: dict[str, str]) -> str:
         notes.setdefault(mark, str(len(notes) + 1))
     letters = ",".join(notes[mark] for mark in entry.marks)
     text = show_spread(entry.accuracies.values(), 2)
-    text = text.replace("±", "\\pm").replace("–", "\\text{--}")
+    text = text.replace("±", "\\pm").replace("–", "\\mbox{--}")
     return f"${text}^{{{letters}}}$" if letters else f"${text}$"
 
 

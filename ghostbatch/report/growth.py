@@ -68,7 +68,8 @@ def first_phase_end(group: Group) -> int:
     if plan.recipe.hold != "distance":
         return (*plan.drop_updates, plan.updates)[0]
     return min(
-        max(r.update for r in run.records.shown if r.lr >= plan.regime.lr) for run in group.finished
+        max((r.update for r in run.records.shown if r.lr >= plan.regime.lr), default=0)
+        for run in group.finished
     )
 
 

@@ -48,7 +48,7 @@ def instrument_figures(results: Results, folder: Path) -> list[Plot]:
             try:
                 found = json.loads(source.read_text())
                 plots += KINDS[instrument.name](found, results.study)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, LookupError, TypeError, AttributeError):
                 problem = f"{source} cannot be read"
                 errors.append(InputError("folder", problem, "delete it, and run the study again"))
     if errors and not (plots or results.rows):

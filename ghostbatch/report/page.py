@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ghostbatch import __version__
 from ghostbatch.files import atomic_file, remove_leftovers
 from ghostbatch.report.charts import Plot
-from ghostbatch.report.drawing import Data, VegaScript, draw_files
+from ghostbatch.report.drawing import VegaScript, draw_files
 from ghostbatch.report.entries import entries_of
 from ghostbatch.report.figures import row_figures
 from ghostbatch.report.instruments import instrument_figures
@@ -45,8 +45,8 @@ def write_report(folder: Path, figures: bool = False) -> tuple[Path, list[Table]
             remove_leftovers(place)
         if figures:
             (folder / "figures").mkdir(exist_ok=True)
-        for plot in plots if figures else ():
-            draw_files(plot.spec, plot.data, folder / "figures" / plot.name)
+            for plot in plots:
+                draw_files(plot.spec, plot.data, folder / "figures" / plot.name)
         _write_records(results, folder / RECORDS)
         content = _render(folder, results, plots, vega.text() if plots else "")
     target = folder / "report.html"
@@ -66,10 +66,9 @@ def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    data, places = _distinct([plot.data for plot in plots])
-    figures = [
-        {"spec": plot.chart, "data": place} for plot, place in zip(plots, places, strict=True)
-    ]
+    data = {id(plot.data): plot.data for plot in plots}  # figures of a row share their values
+    places = list(data)
+    figures = [{"spec": plot.chart, "data": places.index(id(plot.data))} for plot in plots]
     return environment.get_template("page.html.j2").render(
         title=results.study.name,
         version=__version__,
@@ -83,7 +82,7 @@ def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str
         show_rates=show_rates,
         path_of=lambda run: _path(run.folder, folder),
         plots=plots,
-        figures={"figures": figures, "data": data},
+        figures={"figures": figures, "data": list(data.values())},
         records=RECORDS if results.rows else "",
         style=_text("page.css"),
         behaviour=_text("page.js"),
@@ -93,16 +92,6 @@ def _render(folder: Path, results: Results, plots: list[Plot], vega: str) -> str
 
 def _text(name: str) -> str:
     return files("ghostbatch.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _distinct(tables: list[Data]) -> tuple[list[Data], list[int]]:
-    """Return the tables without repeats, and the place of each in them."""
-    places: dict[int, int] = {}
-    found: list[Data] = []
-    for table in tables:
-        if places.setdefault(id(table), len(found)) == len(found):
-            found.append(table)
-    return found, [places[id(table)] for table in tables]
 
 
 def _path(run: Path, folder: Path) -> str:

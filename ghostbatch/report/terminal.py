@@ -153,8 +153,6 @@ class StudyProgress:
             "all", total=None, visible=bool(cells), steps="timing some updates", note=""
         )
         self._running: dict[Cell, TaskID] = {}
-        self._first: dict[Cell, int] = {}
-        """The update at which this command began or continued each cell."""
         self._seconds: dict[Cell, float] = {}
         self._to_do: dict[Cell, float] = {}
         self._done: dict[Cell, float] = {}
@@ -183,12 +181,11 @@ class StudyProgress:
 
     def _show_record(self, cell: Cell, record: Record) -> None:
         updates = cell.plan.updates
-        per_update = self._seconds.get(cell, 0.0) / updates
+        left = self._seconds.get(cell, 0.0) * (1 - record.update / updates)
         if cell not in self._running:
             self._running[cell] = self._bars.add_task(cell.name, total=updates, steps="", note="")
-            self._first[cell] = record.update
-            self._to_do[cell] = per_update * (updates - record.update)
-        self._done[cell] = per_update * (record.update - self._first[cell])
+            self._to_do[cell] = left
+        self._done[cell] = self._to_do[cell] - left
         steps = f"update {record.update:,} / {updates:,}"
         self._bars.update(self._running[cell], completed=record.update, steps=steps)
         if record.split == "validation":

@@ -51,6 +51,10 @@ class Advice:
     reason: str
     evidence: str
 
+    def __str__(self) -> str:
+        """Return the setting with its value, the reason and the evidence, a line each."""
+        return f"{self.setting}: {self.value}\n  why: {self.reason}\n  evidence: {self.evidence}"
+
 
 def warmed_up(plan: Plan) -> Plan:
     """Return the plan with the warm-up that it needs, if its rate is scaled up."""
@@ -120,10 +124,11 @@ def advice_for(original: Plan, adapted: Plan, noise: MeasuredNoise | None = None
     )
     advice = [_rate(original, adapted), _warmup(adapted), _ghost(adapted)]
     advice += [_epochs(original, adapted), clipping]
-    return advice if noise is None else [_batch(adapted.recipe, noise), *advice]
+    return advice if noise is None else [batch_advice(adapted.recipe, noise), *advice]
 
 
-def _batch(recipe: Recipe, noise: MeasuredNoise) -> Advice:
+def batch_advice(recipe: Recipe, noise: MeasuredNoise) -> Advice:
+    """Return whether the batch of a recipe pays, compared with its base_batch."""
     batch, base = recipe.batch, recipe.base_batch
     times = batch / noise.value
     large, small = (100 * efficiency(each, noise.value) for each in (batch, base))
@@ -181,7 +186,7 @@ def _warmup(adapted: Plan) -> Advice:
         f"{epochs:.4g} epochs, linear from 0",
         "at the scaled rate the first updates do damage that takes many epochs to repair",
         f"{_here('+LR', '+LR, warm-up')}, {_here('+GBN', '+GBN, warm-up')}; the 5 epochs were "
-        "chosen on the same test set; other lengths and held updates are not measured",
+        "chosen on the same test set; other lengths, and held updates or rates, are not measured",
     )
 
 
@@ -197,15 +202,26 @@ def _ghost(adapted: Plan) -> Advice:
 
 
 def _epochs(original: Plan, adapted: Plan) -> Advice:
-    ratio = adapted.recipe.batch / adapted.recipe.base_batch
+    recipe = adapted.recipe
+    ratio = recipe.batch / recipe.base_batch
     before, after = (f"{float(plan.seen.epochs):,.6g}" for plan in (original, adapted))
-    if adapted.recipe.hold == "updates":
+    if recipe.hold == "updates":
         return Advice(
             "epochs",
-            f"{after}, with the updates of {before} epochs at batch {adapted.recipe.base_batch}",
+            f"{after}, with the updates of {before} epochs at batch {recipe.base_batch}",
             f"the paper traces the gap to fewer updates; this costs {ratio:.4g} times the images, "
             f"and --hold epochs keeps {before} epochs",
             _evidence("SB", "+RA"),
+        )
+    if recipe.hold == "rate":
+        factor = lr_scale(recipe.batch, recipe.base_batch, recipe.lr_rule)
+        return Advice(
+            "epochs",
+            f"{after}, with {1 / factor:.4g} times the updates",
+            "the sum of the learning rates stays, but for the warm-up; this costs "
+            f"{ratio / factor:.4g} times the images, and --hold epochs keeps {before} epochs",
+            "not measured here, and no column of the paper; "
+            f"with held updates {_gains('SB', '+RA')} (paper, SB to +RA)",
         )
     return Advice(
         "epochs",

@@ -20,7 +20,7 @@ def advise(run, *words):
     return out
 
 
-@pytest.mark.parametrize("hold", ["epochs", "updates"])
+@pytest.mark.parametrize("hold", ["epochs", "updates", "rate"])
 @pytest.mark.parametrize("more", [[], ["--ghost", "32", "--lr-rule", "linear"]], ids=str)
 def test_the_advice_is_what_plan_prints_for_the_same_regime(run, hold, more):
     flags = [*LARGE, "--hold", hold, *more, "--json"]
@@ -31,7 +31,7 @@ def test_the_advice_is_what_plan_prints_for_the_same_regime(run, hold, more):
         assert set(advised[which]) - set(planned[which]) == {"warmup", "clip"}
 
 
-@pytest.mark.parametrize("hold", ["epochs", "updates"])
+@pytest.mark.parametrize("hold", ["epochs", "updates", "rate"])
 def test_the_warmup_is_the_one_that_was_measured_whatever_is_held(run, hold):
     words = ("--hold", hold, "--json")
     assert json.loads(advise(run, *LARGE, *words))["adapted"]["warmup"] == 5
@@ -122,12 +122,46 @@ def test_a_noise_scale_says_whether_the_batch_pays(run):
     )
 
 
+def test_plan_says_it_in_the_words_of_advise(run):
+    words = (*LARGE, "--noise-scale", "1000", "--interval", "800,1300")
+    block = advise(run, *words).split("\n\n")[1]
+    out = run("plan", "resnet44-cifar10", *words)[1]
+    assert out.endswith(f"\n\n{block}\n")
+    plain = json.loads(run("plan", "resnet44-cifar10", *LARGE, "--json")[1])
+    found = json.loads(run("plan", "resnet44-cifar10", *words, "--json")[1])
+    assert found.pop("advice") == json.loads(advise(run, *words, "--json"))["advice"][:1]
+    assert found == plain
+    code, out, err = run("plan", "f1-digits", *"--batch 32 --interval 8,9".split())
+    assert (code, out) == (2, "")
+    assert err.startswith("ghostbatch: interval: there is no noise scale")
+    growing = "--batch 32 --hold epochs --grow 512 --noise-scale 90".split()
+    code, out, err = run("plan", "f1-digits", *growing)
+    assert (code, out) == (2, "")
+    assert err.startswith("ghostbatch: noise_scale: the advice is for one batch, and this one grow")
+
+
+def test_a_held_sum_of_rates_is_said_to_be_not_measured(run):
+    out = advise(run, *LARGE, "--hold", "rate", "--samples", "50000")
+    assert "epochs: 1,131.37, with 0.1768 times the updates\n" in out
+    assert "this costs 5.657 times the images, and --hold epochs keeps 200 epochs" in out
+    assert "evidence: not measured here, and no column of the paper" in out
+    assert "updates: 78,125 before, 13,811 now" in out
+
+
+def test_no_drops_are_shown_as_they_can_be_given(run):
+    text = " ".join(run("advise", "--help")[1].replace("│", " ").split())
+    assert "each with its epoch. (default: None)" in text
+    given = (json.loads(advise(run, *LARGE, "--json", "--drops", none)) for none in (",", "None"))
+    assert [each["original"]["drops"] for each in given] == [[], []]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         ("--batch 128", "batch: 128 is not above base_batch 128; give a larger one"),
         ("--batch 4096 --lr -1", "regime.lr: -1.0 is out of range"),
         ("--batch 4096 --drops 300:0.1", "regime.drops: epoch 300 is not before the end at 200"),
+        ("--batch 4096 --drops soon", "drops: 'soon' is not a drop; write EPOCH:LR or"),
         ("--batch 4096 --samples 1000", "batch: 4096 is above the 1000 training samples"),
         ("--batch 4096 --hold distance", "hold: 'distance' is unknown"),
         ("", "batch: this flag is required"),

@@ -89,6 +89,10 @@ def test_a_command_without_a_name_lists_the_names(run, command, names):
         ("report one two", "folder: 'two' is one name too many; leave it out"),
         ("plan f1-digits", "batch: this flag is required; give a whole number such as 32"),
         ("study quick --seed 1", "seed: there is no flag --seed; did you mean --seeds?"),
+        (
+            "study quick --gost 32",
+            "gost: there is no flag --gost; see ghostbatch study --help",
+        ),
     ],
 )
 def test_other_commands_are_told_what_to_write_too(run, words, line):
@@ -172,6 +176,7 @@ def test_help_of_a_study_says_what_it_expects_and_costs(run):
 
 
 def test_help_is_given_whatever_else_is_wrong(run):
-    assert run("train", "f1-digits", "--bathc", "x", "-h")[0] == 0
+    for wrong in (["--bathc", "x"], ["--augment=true"], ["--batch", "many"]):
+        assert run("train", "f1-digits", *wrong, "-h")[0] == 0
     assert run("report", "--help")[0] == 0
     assert "usage: ghostbatch COMMAND" in run("--help")[1]

@@ -2,38 +2,26 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from ghostbatch import cli, load_run, train
+from ghostbatch import load_run, train
 from ghostbatch.cli import evaluate
 
 
-@pytest.fixture
-def run(tiny, tmp_path, monkeypatch, capsys):
-    """Finish a short run in the folder "run"; return a function that runs a command beside it."""
-    monkeypatch.chdir(tmp_path)
-    train(tiny, out="run", device="cpu")
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["ghostbatch", *words])
-        try:
-            cli.main()
-        except SystemExit as stop:
-            return stop.code, capsys.readouterr()
-        return 0, capsys.readouterr()
-
-    return call
+@pytest.fixture(autouse=True)
+def finished(tiny, tmp_path):
+    """Finish a short run in the folder "run", beside which commands run."""
+    train(tiny, out=tmp_path / "run", device="cpu")
 
 
 def test_evaluate_prints_the_numbers_of_the_summary_and_that_they_agree(run, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    code, printed = run("evaluate", "run", "--device", "cpu")
-    assert (code, printed.err) == (0, "")
-    assert printed.out.splitlines() == [
+    code, out, err = run("evaluate", "run", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
         f"python:small_networks:narrow on digits after update 16: loss {summary['loss']:.4f}, "
         f"accuracy {summary['accuracy']:.2f} %",
         "summary.json agrees",
@@ -46,25 +34,25 @@ def test_evaluate_says_what_the_summary_says_if_that_differs(run, tmp_path, monk
         network[-1].bias.add_(torch.arange(10.0))
     read = evaluate.read_run
     monkeypatch.setattr(evaluate, "read_run", lambda path: replace(read(path), model=network))
-    code, printed = run("evaluate", "run", "--device", "cpu")
+    code, out, _ = run("evaluate", "run", "--device", "cpu")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert code == 0
-    assert printed.out.splitlines()[1] == (
+    assert out.splitlines()[1] == (
         f"summary.json differs: loss {summary['loss']:.4f}, accuracy {summary['accuracy']:.2f} %"
     )
 
 
 def test_evaluate_says_that_a_run_has_not_ended(run, tmp_path):
     (tmp_path / "run" / "summary.json").unlink()
-    code, printed = run("evaluate", "run", "--device", "cpu")
+    code, out, _ = run("evaluate", "run", "--device", "cpu")
     assert code == 0
-    assert printed.out.splitlines()[1] == "the run has not ended: 16 updates are planned"
+    assert out.splitlines()[1] == "the run has not ended: 16 updates are planned"
 
 
 def test_evaluate_also_shows_recalibrated_statistics(run):
-    code, printed = run("evaluate", "run", "--device", "cpu", "--recalibrate")
+    code, out, _ = run("evaluate", "run", "--device", "cpu", "--recalibrate")
     assert code == 0
-    plain, agrees, recalibrated = printed.out.splitlines()
+    plain, agrees, recalibrated = out.splitlines()
     assert agrees == "summary.json agrees"
     assert recalibrated.startswith("with recalibrated statistics: loss ")
     loss = [float(re.search(r"loss ([\d.]+)", line)[1]) for line in (plain, recalibrated)]
@@ -72,9 +60,9 @@ def test_evaluate_also_shows_recalibrated_statistics(run):
 
 
 def test_export_writes_the_file_that_its_ending_names(run, tmp_path):
-    code, printed = run("export", "run", "--to", "network.pt")
-    assert (code, printed.err) == (0, "")
-    assert printed.out == "network.pt: python:small_networks:narrow after update 16 of 16\n"
+    code, out, err = run("export", "run", "--to", "network.pt")
+    assert (code, err) == (0, "")
+    assert out == "network.pt: python:small_networks:narrow after update 16 of 16\n"
     weights = torch.load(tmp_path / "network.pt", weights_only=True)
     for name, tensor in load_run("run").state_dict().items():
         assert weights[name].equal(tensor)

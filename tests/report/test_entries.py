@@ -96,7 +96,7 @@ def test_latex_is_the_papers_table_with_its_marks_as_notes(results):
     for line in (
         r"\begin{tabular}{lrrr}",
         r" & SB & LB & +LR \\",
-        r"a\_row & $90.50 \pm 0.71^{1}$ & $85.00^{2,3,1}$ & $\text{--}^{4,1,5}$ \\",
+        r"a\_row & $90.50 \pm 0.71^{1}$ & $85.00^{2,3,1}$ & $\mbox{--}^{4,1,5}$ \\",
         r"the paper & 92.00 &  & 88.00 \\",
         r"\multicolumn{4}{l}{\footnotesize $^{1}$ scaled: epochs $\times$ 0.1} \\",
     ):

@@ -73,6 +73,13 @@ def test_the_number_of_evaluations_does_not_move_a_fit(tiny, tmp_path):
     assert fits[0].slopes == fits[1].slopes
 
 
+def test_a_run_that_has_lost_its_records_is_not_fitted():
+    lost = group("LB", logarithmic, batch=64)
+    recipe = replace(RECIPE, batch=64, hold="distance", reference="elsewhere")
+    runs = [replace(r, plan=recipe.plan(4000), records=RunRecords([], [])) for r in lost.runs]
+    assert fit_growth([group("SB", logarithmic), replace(lost, runs=runs)]) == []
+
+
 def test_a_phase_of_few_updates_is_not_fitted():
     groups = [group("SB", logarithmic), group("LB", logarithmic, batch=2048)]
     assert fit_growth(groups) == []

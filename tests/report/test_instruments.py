@@ -20,16 +20,19 @@ from ghostbatch.study.manifest import write_study
 POTENTIAL = {"walked": 15.0, "images": 1000, "model": "f1", "data": "digits"}
 
 
-def walks(times):
-    return {
-        kind: {"times": times.tolist(), "distances": d.tolist(), "stderrs": [0.01] * len(times)}
-        for kind, d in (("brownian", np.log(times) ** 2), ("flat", np.sqrt(times)))
+def write_walks(folder):
+    """Write walk.json: a walk that is log(t) ** 2 exactly, and one that is sqrt(t)."""
+    t = np.unique(np.geomspace(1, 1e4, 60) // 1)
+    walks = {
+        kind: {"times": t.tolist(), "distances": d.tolist(), "stderrs": [0.01] * len(t)}
+        for kind, d in (("brownian", np.log(t) ** 2), ("flat", np.sqrt(t)))
     }
+    (folder / "walk.json").write_text(json.dumps(walks))
 
 
 @pytest.mark.parametrize("listed", [True, False], ids=["study.json", "no-study.json"])
 def test_a_study_of_instruments_has_a_page_without_runs(tmp_path, listed):
-    (tmp_path / "walk.json").write_text(json.dumps(walks(np.unique(np.geomspace(1, 1e4, 60) // 1))))
+    write_walks(tmp_path)
     if listed:
         instruments = (Instrument("walk"), Instrument("potential"))
         write_study(Study("walk", instruments=instruments), tmp_path)
@@ -58,7 +61,10 @@ def test_the_potential_has_a_panel_per_number_of_bins_and_a_table_of_exponents(t
     assert "1,000 training images of digits" in plot.caption
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+EMPTY = '{"draws": [{"times": [], "gaps": [], "distances": [], "length": 1}]}'
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", EMPTY])
 def test_a_damaged_file_is_refused_by_name(tmp_path, text):
     (tmp_path / "separable.json").write_text(text)
     with pytest.raises(InputError, match=r"^folder: .*separable.json cannot be read; delete it"):
@@ -77,7 +83,7 @@ def test_the_interval_of_a_slope_covers_it():
 
 
 def test_a_damaged_file_is_named_and_the_other_instruments_are_shown(tmp_path):
-    (tmp_path / "walk.json").write_text(json.dumps(walks(np.unique(np.geomspace(1, 1e4, 60) // 1))))
+    write_walks(tmp_path)
     (tmp_path / "separable.json").write_text("{")
     with pytest.warns(UserWarning, match=r"separable.json cannot be read; delete it, and run"):
         page, _ = write_report(tmp_path)
@@ -129,7 +135,7 @@ def test_sharpness_has_a_table_of_columns_in_the_studys_order_and_a_point_for_ea
 
 
 def test_the_terminal_shows_the_tables_of_instruments(tmp_path):
-    (tmp_path / "walk.json").write_text(json.dumps(walks(np.unique(np.geomspace(1, 1e4, 60) // 1))))
+    write_walks(tmp_path)
     console = Console(file=io.StringIO(), width=80)
     print_report(tmp_path, console)
     shown = console.file.getvalue()

@@ -60,6 +60,7 @@ def test_records_with_checksums_are_read_as_one_by_one(written, tmp_path):
     varied = [
         replace(plain[1], gradient_norm=1.5, clipped=0.0),
         *plain,
+        replace(plain[0], noise_scale=90.0, noise_scale_low=80.0, sharpness=2.5),
         replace(plain[2], loss=nan),
     ]
     for records in (plain, varied[:-1], varied, varied[:1]):
