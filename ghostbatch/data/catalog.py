@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -133,6 +133,7 @@ def load(
 
     """
     check_image_size(name, image_size)
+    check_choice("normalisation", normalisation, get_args(Normalisation))
     root = find_data_dir(data_dir)
     data = find_dataset(name)(root, download)
     if isinstance(data, FolderData) and image_size is not None:

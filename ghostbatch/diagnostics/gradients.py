@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ghostbatch.diagnostics.covariance import IncrementCovariance
-from ghostbatch.errors import InputError, check_choice
+from ghostbatch.errors import InputError, check_choice, check_positive
 from ghostbatch.nn.dropconnect import LAYERS, connections
 from ghostbatch.optim import random_labels
 
@@ -63,10 +63,12 @@ def increment_covariance(
 
     """
     check_choice("change", change, get_args(Change))
+    check_positive(draws=draws, chunk=chunk)
     if len(inputs) != len(labels) or len(labels) < 2:
         raise InputError("labels", f"{len(labels)} for {len(inputs)} inputs", "give one for each")
-    if not 0 <= strength < 1 and change in ("dropout", "dropconnect", "labels"):
-        raise InputError("strength", f"{strength} is not a probability below 1", "use 0.5")
+    if not (0 <= strength < 1 or (strength >= 1 and change in ("none", "weights"))):
+        remedy = "use a probability below 1, or with weights a variance"
+        raise InputError("strength", f"{strength} is out of range", remedy)
     weights = _selected_weights(model, only)
     count = sum(w.numel() for w in weights.values())
     first = torch.zeros(count, dtype=torch.float64)

@@ -59,12 +59,12 @@ def find_plateau(
     """
     pairs = [_checked(curve, drop, drop if end is None else end) for curve in curves]
     halves = [(t[near], v[near]) for t, v in pairs for near in [(t >= drop / 2) & (t <= drop)]]
+    freedom = sum(len(t) - 1 for t, _ in halves) - 1
+    if freedom < 1 or not all(len(t) for t, _ in halves):
+        raise InputError("curves", "too few values in the last half", "evaluate more often")
     times, values = (
         np.concatenate([half[k] - half[k].mean() for half in halves]) for k in range(2)
     )
-    freedom = len(times) - len(halves) - 1
-    if freedom < 1:
-        raise InputError("curves", "too few values in the last half", "evaluate more often")
     squares = float((times**2).sum())
     slope = float((times * values).sum()) / squares
     error = sqrt(float(((values - slope * times) ** 2).sum()) / freedom / squares)
@@ -102,6 +102,8 @@ def student_quantile(freedom: int, level: float = 0.95) -> float:
     >>> round(student_quantile(2), 3), round(student_quantile(1000), 3)
     (4.303, 1.962)
     """
+    if not 0 < level < 1:
+        raise InputError("level", f"{level} is not between 0 and 1", "use 0.95")
     angles = np.linspace(0, pi / 2, ANGLES)
     density = np.cos(angles) ** (freedom - 1)
     areas = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])

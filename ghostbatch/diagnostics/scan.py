@@ -197,7 +197,7 @@ class Scan:
             losses = [float(loss) for loss in saved["losses"]]
             if isclose(saved["origin"], self._settings["origin"], rel_tol=1e-6):
                 saved["origin"] = self._settings["origin"]
-        except (ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError):
             raise InputError("resume", f"{path} is not a scan", "name another file") from None
         if different := ", ".join(k for k, v in self._settings.items() if saved.get(k) != v):
             problem = f"{path} is of another scan (different {different})"

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from math import cos, floor, isfinite, pi
+from numbers import Rational
 from typing import Any, Literal, NamedTuple
 
 from ghostbatch.errors import InputError, check_types
@@ -197,7 +198,9 @@ def regime_to_dict(regime: Regime) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [plain(each) for each in value]
-        return str(value) if isinstance(value, Fraction) else value
+        if isinstance(value, Rational):  # also a whole number of NumPy
+            return int(value.numerator) if value.denominator == 1 else str(value)
+        return value
 
     return {name: plain(value) for name, value in asdict(regime).items()}
 
@@ -205,11 +208,11 @@ def regime_to_dict(regime: Regime) -> dict[str, Any]:
 def regime_from_dict(written: dict[str, Any]) -> Regime:
     """Read what `regime_to_dict` wrote; a missing field has its default."""
 
-    def time(value: Epochs | str) -> Epochs:
+    def number(value: Epochs | str) -> Epochs:
         return Fraction(value) if isinstance(value, str) else value
 
-    times = {name: time(written[name]) for name in ("epochs", "warmup")}
-    drops = tuple((time(epoch), *rates) for epoch, *rates in written["drops"])
+    times = {name: number(written[name]) for name in ("epochs", "warmup")}
+    drops = tuple(tuple(map(number, drop)) for drop in written["drops"])
     return Regime(**{**written, **times, "drops": drops})
 
 
@@ -222,7 +225,7 @@ def update_at(epoch: Epochs, samples: int, batch: int | Fraction) -> int:
     return floor(exact(epoch) * samples / batch + Fraction(1, 2))
 
 
-@lru_cache
+@lru_cache(typed=True)  # 0.1 equals a fraction that is not 1/10
 def exact(number: Epochs) -> Fraction:
     """Return the number as it is written: 0.7 is 7/10, not the nearest binary fraction."""
     return Fraction(str(number)) if isinstance(number, float) else Fraction(number)
@@ -236,5 +239,5 @@ def _simplest(number: Fraction) -> Epochs:
 
 
 def _check_rate(field: str, rate: Epochs) -> None:
-    if not (isinstance(rate, int | float | Fraction) and isfinite(rate) and rate >= 0):
+    if not (isinstance(rate, float | Rational) and isfinite(rate) and rate >= 0):
         raise InputError(field, f"{rate} is out of range", "use a finite number, 0 or more")

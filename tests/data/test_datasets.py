@@ -88,3 +88,5 @@ def test_the_authors_pixels_are_imagenets_for_colour_and_half_the_range_for_grey
     assert (colour.deviation / 255).tolist() == pytest.approx([0.229, 0.224, 0.225])
     with pytest.raises(InputError, match=r"^normalisation: .* 2 channels; use data$"):
         load("synthetic:2x8x8:16", normalisation="authors")
+    with pytest.raises(InputError, match=r"^normalisation: 'author' is unknown; did you mean auth"):
+        load("digits", normalisation="author")

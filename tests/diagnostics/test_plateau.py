@@ -67,6 +67,14 @@ def test_the_interval_covers_the_true_slope_as_often_as_it_says(level):
     assert covered / 1000 == pytest.approx(level, abs=4 * np.sqrt(level * (1 - level) / 1000))
 
 
+def test_a_curve_without_values_in_the_last_half_is_refused_among_others():
+    whole, sparse = ([4, 5, 6, 7, 8, 10], [1, 2, 1, 2, 3, 9]), ([0, 1, 10], [1, 2, 3])
+    with pytest.raises(InputError, match=r"^curves: too few values in the last half"):
+        find_plateau([whole, sparse], drop=8)
+    with pytest.raises(InputError, match=r"^level: 95 is not between 0 and 1"):
+        find_plateau([whole], drop=8, level=95)
+
+
 @pytest.mark.parametrize(
     ("curve", "drop", "problem"),
     [

@@ -59,6 +59,18 @@ def test_removing_a_quadratic_trend_recovers_the_exponent_of_the_gradient():
     assert abs(found.detrended.alpha - 2) < 3 * found.detrended.alpha_stderr
 
 
+def test_losses_that_are_not_finite_do_not_change_the_exponents():
+    gradient = random_vector()
+    near = random_potential(Point(), lambda m: gradient @ m.w, radius=2, samples=300).within(1)
+
+    def loss(m):
+        return gradient @ m.w if m.w.norm() <= 1 else torch.inf
+
+    found = random_potential(Point(), loss, radius=2, samples=300)
+    assert (found.alpha, found.alpha_stderr) == (near.alpha, near.alpha_stderr)
+    assert vars(found.detrended) == pytest.approx(vars(near.detrended))
+
+
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 3.0])
 def test_a_field_of_independent_directions_gives_its_exponent(alpha):
     ray = random_vector()
@@ -323,8 +335,10 @@ def test_a_file_of_another_scan_is_refused(tmp_path, change):
         run(**{**options, **change})
     assert file.read_bytes() == before
     file.write_text("mine")
-    with pytest.raises(InputError, match=r"^resume: .* is not a scan"):
-        run(**options)
+    for _ in ("a text", "a folder"):
+        with pytest.raises(InputError, match=r"^resume: .* is not a scan"):
+            run(**options)
+        file = tmp_path
 
 
 @pytest.mark.parametrize(
