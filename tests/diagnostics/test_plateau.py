@@ -53,6 +53,8 @@ def test_the_gain_is_that_of_the_next_phase_only():
     values = [0, 1, 1, 1, 1, 5, 6, 100]
     assert find_plateau([(times, values)], drop=8, end=12).gain == pytest.approx(5)
     assert find_plateau([(times, values)], drop=8).gain == pytest.approx(99)
+    with pytest.raises(InputError, match=r"^drop: there is no phase after 8; "):
+        find_plateau([(times, values)], drop=8, end=9)
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95])
