@@ -38,7 +38,7 @@ IMAGENET_PIXELS: Pixels = (
     (255 * 0.485, 255 * 0.456, 255 * 0.406),
     (255 * 0.229, 255 * 0.224, 255 * 0.225),
 )
-"""As torchvision and others use them."""
+"""Those of ImageNet, as torchvision and others use them."""
 
 Normalisation = Literal["data", "authors"]
 AUTHORS_PIXELS: dict[int, Pixels] = {1: ((127.5,), (127.5,)), 3: IMAGENET_PIXELS}

@@ -108,12 +108,12 @@ def test_an_epoch_may_be_a_whole_number_of_numpy():
     assert [regime.at(epoch).lr for epoch in np.arange(4)] == [0.1, 0.1, 0.01, 0.01]
 
 
-def test_fractions_survive_json_and_whole_numbers_are_written_as_such():
+def test_times_that_are_fractions_survive_json_and_rates_are_written_as_floats():
     times = {"epochs": Fraction(50, 3), "warmup": Fraction(2)}
-    regime = Regime(lr=0.1, drops=((np.int64(5), Fraction(1, 30), 0.0),), **times)
+    regime = Regime(lr=0.1, drops=((np.int64(5), Fraction(1, 32), 0),), **times)
     written = json.loads(json.dumps(regime_to_dict(regime)))
     assert (written["epochs"], written["warmup"]) == ("50/3", 2)
-    assert written["drops"] == [[5, "1/30", 0.0]]
+    assert written["drops"] == [[5, 0.03125, 0.0]]
     assert regime_from_dict(written) == regime
 
 
