@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -39,7 +39,7 @@ IMAGENET_PIXELS: Pixels = (
     (255 * 0.485, 255 * 0.456, 255 * 0.406),
     (255 * 0.229, 255 * 0.224, 255 * 0.225),
 )
-"""As torchvision and others use them."""
+"""Those of ImageNet, as torchvision and others use them."""
 
 Normalisation = Literal["data", "authors"]
 """Whose mean and deviation normalise pixels: the data set's own, or the paper's authors'."""
@@ -137,6 +137,7 @@ def load(
 
     """
     check_image_size(name, image_size)
+    check_choice("normalisation", normalisation, get_args(Normalisation))
     root = find_data_dir(data_dir)
     data = find_dataset(name)(root, download)
     if isinstance(data, FolderData) and image_size is not None:

@@ -105,7 +105,7 @@ class FolderFeed:
         data: the image folder.
         batch, seed, device, dtype: as for `TensorFeed`.
         augment: crop the training images at random and flip half of them.
-        workers: number of worker processes.
+        workers: number of worker processes; with 0 this process decodes.
         on_bad_image: "fatal" raises an error; "skip" warns and uses the next image instead.
         skipped: where to note the images that are skipped.
 
@@ -187,7 +187,8 @@ class FolderFeed:
             pin_memory=self.device.type == "cuda",
         )
         iterator = iter(loader)
-        self._loaders.add(iterator)
+        if self.workers:
+            self._loaders.add(iterator)
         return iterator
 
     def _to_device(self, decoded: Decoded, part: str) -> tuple[Tensor, Tensor]:

@@ -129,11 +129,12 @@ def _find_ranks(rank: int | None, ranks: int | None) -> tuple[int, int]:
     """Return the rank and the number of ranks: those given, or those of torch.distributed."""
     if ranks is None:
         if dist.is_available() and dist.is_initialized():
-            return dist.get_rank() if rank is None else rank, dist.get_world_size()
-        if (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+            rank, ranks = dist.get_rank() if rank is None else rank, dist.get_world_size()
+        elif (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
             problem = f"{started} processes were started, but there is no process group yet"
             raise InputError("ranks", problem, "build the sampler later, or give rank and ranks")
-        ranks = 1
+        else:
+            ranks = 1
     if rank is None and ranks > 1:
         raise InputError("rank", f"is missing for {ranks} ranks", "give rank and ranks, or neither")
     rank = rank or 0

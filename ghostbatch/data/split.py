@@ -35,7 +35,7 @@ class BatchSplit:
     def positions(self, rank: int, batches: int = 1) -> list[slice]:
         """Return the positions in the batch that one rank computes, one slice per backward pass.
 
-        Positions count on through so many ``batches`` of one update.
+        If an update takes several ``batches``, those of each follow those of the one before.
 
         >>> BatchSplit(batch=16, micro=8, world=2, multiple_of=4).positions(rank=1)
         [slice(4, 8, None), slice(12, 16, None)]

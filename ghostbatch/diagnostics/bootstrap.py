@@ -174,8 +174,8 @@ def _power_ratios(
     """
     columns = np.stack([tangent(x, p) for p in np.exp(grid)])
     linear, curved = LeastSquares.on_each(columns[..., :2]), LeastSquares.on_each(columns)
-    misfits = np.stack([fit.residuals(curve) for fit in linear])  # of the curve, at another p
-    bases = np.concatenate([fit.basis for fit in linear], axis=1)
+    misfits = np.stack([line.residuals(curve) for line in linear])  # of the curve, at another p
+    bases = np.concatenate([line.basis for line in linear], axis=1)
     fitted = ((noise @ bases) ** 2).reshape(len(noise), len(grid), 2).sum(-1)
     squares = (misfits**2).sum(1) + 2 * noise @ misfits.T + (noise**2).sum(1)[:, None] - fitted
     best = squares.argmin(1)

@@ -134,15 +134,19 @@ def fit_diffusion(
     if not (0 < level < 1 and (resamples >= 99 or resamples == 0)):
         raise InputError("level", f"{level} of {resamples} resamples", "use 0.95 of 999")
     log_t, bootstrap = np.log(t), BlockBootstrap(resamples, seed, level)
-    (intercept, slope), squares = _line(log_t, d)
-    intercept_err, slope_err = _stderrs(_columns(log_t), squares)
     exponent = _best_exponent(log_t, d)
-    exponent_err = _exponent_error(log_t, d, exponent)
     models = {"log": log_t, "sqrt": np.sqrt(t), "power": log_t**exponent}
+    lines = {name: _line(x, d) for name, x in models.items()}
     aic = {
-        name: len(d) * float(np.log(_line(x, d)[1] / len(d))) + 2 * (3 if name == "power" else 2)
-        for name, x in models.items()
+        name: len(d) * float(np.log(squares / len(d))) + 2 * (3 if name == "power" else 2)
+        for name, (_, squares) in lines.items()
     }
+    (intercept, slope), squares = lines["log"]
+    intercept_err, slope_err = _stderrs(_columns(log_t), squares)
+    exponent_err = inf  # unless the data determine it
+    if LOWEST < exponent < HIGHEST:
+        (_, b), squares = lines["power"]
+        exponent_err = _stderrs(tangent(log_t, exponent) * [1, 1, b], squares)[2]
     best = min(aic, key=aic.__getitem__)
     fits = {name: LeastSquares.on(_columns(x)) for name, x in models.items()}
     curved = LeastSquares.on(tangent(log_t, exponent)) if best == "power" else fits[best]
@@ -242,12 +246,3 @@ def _best_exponent(log_t: Array, d: Array) -> float:
         if high - low < 1e-9:
             break
     return float(grid[best])
-
-
-def _exponent_error(log_t: Array, d: Array, p: float) -> float:
-    """Return the standard error of `_best_exponent`."""
-    if not LOWEST < p < HIGHEST:
-        return inf  # the data do not determine it
-    (a, b), _ = _line(log_t**p, d)
-    squares = float(((d - a - b * log_t**p) ** 2).sum())
-    return _stderrs(tangent(log_t, p) * [1, 1, b], squares)[2]

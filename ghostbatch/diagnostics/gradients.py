@@ -1,7 +1,7 @@
 """Per-sample gradients, plain or under dropout, dropconnect, label noise or loss weights."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ghostbatch.diagnostics.covariance import IncrementCovariance
-from ghostbatch.errors import InputError, check_choice
+from ghostbatch.diagnostics.scan import evaluation_mode
+from ghostbatch.errors import InputError, check_choice, check_positive
 from ghostbatch.nn.dropconnect import LAYERS, connections
 from ghostbatch.optim import random_labels
 
@@ -63,10 +64,12 @@ def increment_covariance(
 
     """
     check_choice("change", change, get_args(Change))
+    check_positive(draws=draws, chunk=chunk)
     if len(inputs) != len(labels) or len(labels) < 2:
         raise InputError("labels", f"{len(labels)} for {len(inputs)} inputs", "give one for each")
-    if not 0 <= strength < 1 and change in ("dropout", "dropconnect", "labels"):
-        raise InputError("strength", f"{strength} is not a probability below 1", "use 0.5")
+    if not (0 <= strength < 1 or (strength >= 1 and change in ("none", "weights"))):
+        remedy = "use a probability below 1, or with weights a variance"
+        raise InputError("strength", f"{strength} is out of range", remedy)
     weights = _selected_weights(model, only)
     count = sum(w.numel() for w in weights.values())
     first = torch.zeros(count, dtype=torch.float64)
@@ -74,7 +77,8 @@ def increment_covariance(
     draws = draws if change != "none" else 1
     with (
         torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []),
-        _evaluation_mode(model, dropout=strength if change == "dropout" else 0.0),
+        evaluation_mode(model),
+        _dropped_inputs(model, strength if change == "dropout" else 0.0),
     ):
         torch.manual_seed(seed)
         for _ in range(draws):
@@ -95,7 +99,7 @@ def per_sample_gradients(
     only: Sequence[str] | None = None,
 ) -> Tensor:
     """Return gradients (N, P) in fp64, one row per sample, in the order of the parameters."""
-    with _evaluation_mode(model):
+    with evaluation_mode(model):
         return _gradients(model, _selected_weights(model, only), inputs, labels, loss)
 
 
@@ -145,20 +149,14 @@ def _selected_weights(model: nn.Module, only: Sequence[str] | None) -> dict[str,
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module, dropout: float = 0.0) -> Iterator[None]:
-    """Put the model into evaluation mode; drop inputs of its layers with the given probability."""
-    modes = {module: module.training for module in model.modules()}
+def _dropped_inputs(model: nn.Module, probability: float) -> Iterator[None]:
+    """Drop the inputs of linear and convolutional layers with this probability."""
 
     def drop(_layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (F.dropout(inputs[0], dropout), *inputs[1:])
+        return (F.dropout(inputs[0], probability), *inputs[1:])
 
-    layers = [m for m in modes if isinstance(m, LAYERS)] if dropout else []
-    hooks = [layer.register_forward_pre_hook(drop) for layer in layers]
-    model.eval()
-    try:
+    with ExitStack() as hooks:
+        for layer in model.modules():
+            if probability and isinstance(layer, LAYERS):
+                hooks.enter_context(layer.register_forward_pre_hook(drop))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode

@@ -57,7 +57,7 @@ def find_plateau(
     (-0.25, 10.5, True)
 
     """
-    pairs = [_checked(curve, drop, drop if end is None else end) for curve in curves]
+    pairs = [_checked(curve, drop, end) for curve in curves]
     halves = [(t[near], v[near]) for t, v in pairs for near in [(t >= drop / 2) & (t <= drop)]]
     freedom = sum(len(t) - 1 for t, _ in halves) - 1
     if freedom < 1 or not all(len(t) for t, _ in halves):
@@ -68,7 +68,7 @@ def find_plateau(
     squares = float((times**2).sum())
     slope = float((times * values).sum()) / squares
     error = sqrt(float(((values - slope * times) ** 2).sum()) / freedom / squares)
-    last = [v[t <= end][-1] if end is not None else v[-1] for t, v in pairs]
+    last = [v[-1] for _, v in pairs]
     lines = [v.mean() + slope * (drop - t.mean()) for t, v in halves]
     gains, count = np.array(last) - np.array(lines), len(pairs)
     gain = float(gains.mean())
@@ -77,12 +77,14 @@ def find_plateau(
     return Plateau(slope, _interval(slope, error, freedom, level), gain, gain_interval)
 
 
-def _checked(curve: Curve, drop: float, end: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a curve as arrays; refuse one without a value after the drop, or an end before it."""
+def _checked(curve: Curve, drop: float, end: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return a curve up to ``end`` as arrays; refuse one without a value after the drop."""
     times, values = (np.asarray(part, dtype=float) for part in curve)
     if times.shape != values.shape or times.ndim != 1:
         raise InputError("curves", "times and values differ in number", "give one for each")
-    if not (0 < drop <= end and len(times) and times[-1] > drop):
+    if end is not None:
+        times, values = times[times <= end], values[times <= end]
+    if not (drop > 0 and len(times) and times[-1] > drop):
         problem = f"there is no phase after {drop:g}"
         raise InputError("drop", problem, "give the time of a drop within the curves")
     return times, values
@@ -102,6 +104,8 @@ def student_quantile(freedom: int, level: float = 0.95) -> float:
     >>> round(student_quantile(2), 3), round(student_quantile(1000), 3)
     (4.303, 1.962)
     """
+    if not 0 < level < 1:
+        raise InputError("level", f"{level} is not between 0 and 1", "use 0.95")
     angles = np.linspace(0, pi / 2, ANGLES)
     density = np.cos(angles) ** (freedom - 1)
     areas = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])

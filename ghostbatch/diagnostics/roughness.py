@@ -78,15 +78,17 @@ def _weighted_moments(log_weights: Array, values: Array) -> tuple[float, float]:
 def detrend(distances: Sequence[float], changes: Sequence[float], alpha: float) -> Array:
     """Return the changes minus their mean trend; NaN if only rounding is left.
 
-    The trend is a polynomial through the origin, by least squares with weights z^-alpha.
+    The trend of the finite changes is a polynomial through the origin, by least squares with
+    weights z^-alpha.
     """
     z, change = np.asarray(distances, dtype=float), np.asarray(changes, dtype=float)
-    scale = z.max()
+    scale, finite = z.max(), np.isfinite(change)
     columns = (z[:, None] / scale) ** np.arange(1, DEGREE + 1)
     weight = np.maximum(z / scale, 1e-6) ** (-alpha / 2 if np.isfinite(alpha) else 0.0)
-    trend = np.linalg.lstsq(columns * weight[:, None], change * weight, rcond=None)[0]
+    weighted = (columns * weight[:, None])[finite], (change * weight)[finite]
+    trend = np.linalg.lstsq(*weighted, rcond=None)[0]
     left = change - columns @ trend
-    if np.linalg.norm(left * weight) < 1e-7 * np.linalg.norm(change * weight):
+    if np.linalg.norm((left * weight)[finite]) < 1e-7 * np.linalg.norm(weighted[1]):
         return np.full_like(change, nan)
     return np.asarray(left)
 
@@ -104,7 +106,7 @@ def bin_by_distance(
         squares = change[inside] ** 2
         rms = sqrt(squares.mean())
         n = len(squares)
-        error = squares.std(ddof=1) / sqrt(n) / (2 * rms) if n > 1 and rms > 0 else inf
+        error = squares.std(ddof=1) / sqrt(n) / (2 * rms) if n > 1 and 0 < rms < inf else inf
         deviation = sqrt((left[inside] ** 2).mean())
         rows.append((float(z[inside].mean()), rms, float(error), deviation, n))
     return Bins(*(tuple(column) for column in zip(*rows, strict=True)))

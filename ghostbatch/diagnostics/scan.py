@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from math import isclose
@@ -82,37 +82,46 @@ def unchanged(model: nn.Module) -> Iterator[dict[Tensor, Tensor]]:
 
 
 @contextmanager
-def untracked(model: nn.Module) -> Iterator[list[_BatchNorm]]:
-    """Keep batch norms from updating their running statistics; yield these layers."""
+def untracked(model: nn.Module) -> Iterator[None]:
+    """Keep batch norms from updating their running statistics."""
     tracking = {m: m.track_running_stats for m in model.modules() if isinstance(m, _BatchNorm)}
     try:
         for norm in tracking:
             norm.track_running_stats = False  # then neither PyTorch's layer nor ours updates them
-        yield list(tracking)
+        yield
     finally:
         for norm, track in tracking.items():
             norm.track_running_stats = track
 
 
 @contextmanager
-def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode, but let batch norms use batch statistics."""
+def evaluation_mode(model: nn.Module, but: Collection[nn.Module] = ()) -> Iterator[None]:
+    """Put the model into evaluation mode, ``but`` some layers into training mode; undo it."""
     modes = {module: module.training for module in model.modules()}
-    norms = [module for module in modes if isinstance(module, _BatchNorm)]
-    # With kernels, a ghost norm with one ghost per batch is the same function and much faster.
-    plain = [m for m in norms if type(m) in PLAIN and m.affine and has_kernels(m.weight)]
     try:
         for module in modes:
-            module.training = module in norms
-        for norm in plain:
-            to_ghost(norm, ANY_BATCH, process_group=LOCAL)
-        with untracked(model):
-            yield
+            module.training = module in but
+        yield
     finally:
-        for norm in plain:
-            to_plain(norm)
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode, but let batch norms use batch statistics."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    # With kernels, a ghost norm with one ghost per batch is the same function and much faster.
+    plain = [m for m in norms if type(m) in PLAIN and m.affine and has_kernels(m.weight)]
+    with evaluation_mode(model, but=norms):
+        try:
+            for norm in plain:
+                to_ghost(norm, ANY_BATCH, process_group=LOCAL)
+            with untracked(model):
+                yield
+        finally:
+            for norm in plain:
+                to_plain(norm)
 
 
 class BatchedLoss:
@@ -198,7 +207,7 @@ class Scan:
             losses = [float(loss) for loss in saved["losses"]]
             if isclose(saved["origin"], self._settings["origin"], rel_tol=1e-6):
                 saved["origin"] = self._settings["origin"]
-        except (ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError):
             raise InputError("resume", f"{path} is not a scan", "name another file") from None
         if different := ", ".join(k for k, v in self._settings.items() if saved.get(k) != v):
             problem = f"{path} is of another scan (different {different})"

@@ -45,10 +45,6 @@ class Descent:
         """Length of w at each time."""
         return tuple(float(np.linalg.norm(w)) for w in self.weights)
 
-    def over_log(self) -> Array:
-        """Return w(t) / log t, (times, features), which approaches the hard-margin vector."""
-        return np.array(self.weights) / np.log(self.times)[:, None]
-
     def gaps(self, largest: float) -> Array:
         """Return ``largest``, the largest possible margin 1 / |w_hat|, minus the margins."""
         return largest - np.array(self.margins)
@@ -69,8 +65,10 @@ def descend(
         constant: keep the first rate: slow, and equal to first order in the rate.
 
     >>> found = descend([[1.0, 0.0], [3.0, 1.0], [3.0, -1.0]], [1, 1, 1])
-    >>> found.over_log()[-1].round(1).tolist(), round(found.margins[-1], 2)
-    ([0.8, 0.0], 1.0)
+    >>> (np.array(found.weights[-1]) / np.log(found.times[-1])).round(1).tolist()
+    [0.8, 0.0]
+    >>> round(found.margins[-1], 2)
+    1.0
 
     """
     x, y = np.asarray(inputs, dtype=float), np.asarray(labels, dtype=float)

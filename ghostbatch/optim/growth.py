@@ -40,10 +40,10 @@ def grow_batch(regime: Regime, batch: int, largest: int) -> tuple[Regime, tuple[
 def phase_updates(
     regime: Regime, samples: int, batch: int | Fraction, batches: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the updates of each phase of a regime whose updates take so many ``batches``.
+    """Return the updates of each phase of a regime, given the ``batches`` of an update in each.
 
-    Phase i begins after c_i batches and ends near U_i, the batch at which the next one would begin
-    if every update took one (`update_at`):
+    Where an update takes k_i batches, phase i begins after c_i batches. It ends near U_i, the batch
+    at which the next phase would begin if every update took one (`update_at`):
 
         n_i = max(0, (U_i - c_i) / k_i), rounded half up;    c_0 = 0,  c_{i+1} = c_i + n_i k_i
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ghostbatch.errors import InputError
 from ghostbatch.optim.groups import Parameters, wide_dtype
+from ghostbatch.optim.regime import check_rate
 from ghostbatch.optim.scaling import check_betas
 
 Group = dict[str, Any]
@@ -27,7 +28,8 @@ class Layerwise(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Parameters, lr: float | Tensor, **options: Any) -> None:
-        _check_not_negative(lr=float(lr), weight_decay=options["weight_decay"])
+        check_rate("lr", float(lr))
+        check_rate("weight_decay", options["weight_decay"])
         # With capturable, PyTorch loads the state "step" to the device of the weights.
         super().__init__(params, {"lr": lr, "capturable": True, **options})
 
@@ -101,7 +103,7 @@ class LARS(Layerwise):
         trust: float = 0.001,
         adapt: bool = True,
     ) -> None:
-        _check_not_negative(momentum=momentum)
+        check_rate("momentum", momentum)
         check_trust("trust", trust)
         options = {"momentum": momentum, "trust": trust, "adapt": adapt}
         super().__init__(params, lr, weight_decay=weight_decay, **options)
@@ -192,12 +194,6 @@ def check_trust(field: str, trust: float) -> None:
     """Refuse a trust coefficient that is not above 0."""
     if not 0 < trust < inf:
         raise InputError(field, f"{trust} is not above 0", "use 0.001, for example")
-
-
-def _check_not_negative(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not 0 <= value < inf:
-            raise InputError(name, f"{value} is out of range", "use a finite number, 0 or more")
 
 
 def _norms(tensors: Tensors) -> Tensor:

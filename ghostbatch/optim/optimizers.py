@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 
-from ghostbatch.errors import InputError, check_choice
+from ghostbatch.errors import InputError, check_choice, check_types
 from ghostbatch.optim.groups import Parameters
 from ghostbatch.optim.layerwise import LAMB, LARS, check_trust
 from ghostbatch.optim.regime import DEFAULT_MOMENTUM, Regime
@@ -169,10 +169,11 @@ OPTIMIZERS: dict[OptimizerKind, type[OptimizerSpec]] = {
 
 
 def check_spec(spec: OptimizerSpec, regime: Regime) -> None:
-    """Refuse a value that is not a spec, and a spec that does not fit the regime."""
+    """Refuse a value that is not a spec, one of the wrong type in it, and an unsuitable regime."""
     if not isinstance(spec, OptimizerSpec):
         problem = f"{spec!r} is not an optimizer of ghostbatch.optim"
         raise InputError("optimizer", problem, "use optim.SGD(), for example")
+    check_types(spec, "optimizer.")
     spec.check(regime)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache, partial
-from math import cos, floor, isfinite, pi
+from math import cos, floor, inf, isfinite, pi
+from numbers import Rational
 from typing import Any, Literal, NamedTuple
 
 from ghostbatch.errors import InputError, check_types
@@ -75,31 +76,27 @@ class Regime:
     def __post_init__(self) -> None:
         check_types(self, "regime.")
         for field in ("lr", "weight_decay"):
-            _check_rate(f"regime.{field}", getattr(self, field))
-        if not 0 <= self.momentum < 1:
-            raise InputError(
-                "regime.momentum", f"{self.momentum} is not in [0, 1)", "use 0.9, for example"
-            )
-        if not (isfinite(self.epochs) and self.epochs > 0):
-            raise InputError("regime.epochs", f"{self.epochs} is not above 0", "use 1 or more")
-        if not (isfinite(self.warmup) and 0 <= self.warmup <= self.epochs):
-            raise InputError(
-                "regime.warmup",
-                f"{self.warmup} is not within the {self.epochs} epochs",
-                "use 0 for none",
-            )
+            check_rate(f"regime.{field}", getattr(self, field))
+        within = f"within the {self.epochs} epochs"
+        for field, fits, needed, remedy in (
+            ("momentum", 0 <= self.momentum < 1, "in [0, 1)", "use 0.9, for example"),
+            ("epochs", 0 < self.epochs < inf, "above 0", "use 1 or more"),
+            ("warmup", 0 <= self.warmup <= self.epochs, within, "use 0 for none"),
+            ("power", 0 < self.power < inf, "above 0", "use 1, for example"),
+        ):
+            if not fits:
+                problem = f"{getattr(self, field)} is not {needed}"
+                raise InputError(f"regime.{field}", problem, remedy)
         self._check_schedule()
         self._check_drops()
-        object.__setattr__(self, "drops", tuple(tuple(drop) for drop in self.drops))
+        drops = tuple((epoch, *map(float, rates)) for epoch, *rates in self.drops)
+        object.__setattr__(self, "drops", drops)
 
     def _check_schedule(self) -> None:
         if self.drops and self.schedule != "drops":
             problem = f"schedule {self.schedule} has none"
-            raise InputError(
-                "regime.drops", problem, "leave them out (in a shell: --regime.drops ,)"
-            )
-        if not (isfinite(self.power) and self.power > 0):
-            raise InputError("regime.power", f"{self.power} is not above 0", "use 1, for example")
+            remedy = "leave them out (in a shell: --regime.drops ,)"
+            raise InputError("regime.drops", problem, remedy)
         if self.power != 1 and self.schedule != "polynomial":
             problem = f"schedule {self.schedule} does not use it"
             raise InputError("regime.power", problem, "set regime.schedule to polynomial")
@@ -114,19 +111,15 @@ class Regime:
                 raise InputError("regime.drops", f"{drop!r} is not a drop", remedy)
             epoch, *rates = drop
             for rate in (epoch, *rates):
-                _check_rate("regime.drops", rate)
+                check_rate("regime.drops", rate)
             if not exact(before) < exact(epoch):
-                raise InputError(
-                    "regime.drops", f"epoch {epoch} does not come after {before}", "sort by epoch"
-                )
+                problem = f"epoch {epoch} does not come after {before}"
+                raise InputError("regime.drops", problem, "sort by epoch")
             if not exact(epoch) < exact(self.epochs):
-                raise InputError(
-                    "regime.drops",
-                    f"epoch {epoch} is not before the end at {self.epochs}",
-                    "remove it or raise regime.epochs",
-                )
+                problem = f"epoch {epoch} is not before the end at {self.epochs}"
+                raise InputError("regime.drops", problem, "remove it or raise regime.epochs")
             if not self.weight_decay and len(drop) == 3 and drop[2]:
-                problem = f"weight decay {drop[2]:g} after 0 would have no effect: groups at 0 stay"
+                problem = f"weight decay {drop[2]} after 0 would have no effect: groups at 0 stay"
                 raise InputError("regime.drops", problem, "begin with one above 0")
             before = epoch
 
@@ -154,7 +147,7 @@ class Regime:
 
     def at(self, epoch: Epochs) -> Rates:
         """Return the rates at ``epoch``; a drop takes effect at its own epoch."""
-        _check_rate("epoch", epoch)
+        check_rate("epoch", epoch)
         now, warmup = exact(epoch), exact(self.warmup)
         rates = self.phase(sum(1 for drop in self.drops if exact(drop[0]) <= now))
         if now < warmup:
@@ -200,7 +193,9 @@ def regime_to_dict(regime: Regime) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [plain(each) for each in value]
-        return str(value) if isinstance(value, Fraction) else value
+        if isinstance(value, Rational):  # also a whole number of NumPy
+            return int(value.numerator) if value.denominator == 1 else str(value)
+        return value
 
     return {name: plain(value) for name, value in asdict(regime).items()}
 
@@ -225,7 +220,7 @@ def update_at(epoch: Epochs, samples: int, batch: int | Fraction) -> int:
     return floor(exact(epoch) * samples / batch + Fraction(1, 2))
 
 
-@lru_cache
+@lru_cache(typed=True)  # 0.1 equals a fraction that is not 1/10
 def exact(number: Epochs) -> Fraction:
     """Return the number as it is written: 0.7 is 7/10, not the nearest binary fraction."""
     return Fraction(str(number)) if isinstance(number, float) else Fraction(number)
@@ -238,6 +233,7 @@ def _simplest(number: Fraction) -> Epochs:
     return float(number) if exact(float(number)) == number else number
 
 
-def _check_rate(field: str, rate: Epochs) -> None:
-    if not (isinstance(rate, int | float | Fraction) and isfinite(rate) and rate >= 0):
+def check_rate(field: str, rate: Epochs) -> None:
+    """Refuse a rate, or a time, that is not a finite number of 0 or more."""
+    if not (isinstance(rate, float | Rational) and isfinite(rate) and rate >= 0):
         raise InputError(field, f"{rate} is out of range", "use a finite number, 0 or more")

@@ -77,9 +77,10 @@ class RegimeScheduler(LRScheduler):
 
     def rates(self, update: int) -> Rates:
         """Return the regime's rates of the 0-based ``update``."""
+        drops = bisect_right(self._drops, update)
         if update < self._warmup_end or self.regime.schedule != "drops":
-            return self.regime.at_update(update, self.samples_per_epoch, self.batch)
-        return self._phases[bisect_right(self._drops, update)]
+            return self.regime.in_phase(drops, update, self.samples_per_epoch, self.batch)
+        return self._phases[drops]
 
     def get_lr(self) -> list[Any]:
         """Return the learning rates of all groups for the next update; set their weight decay."""

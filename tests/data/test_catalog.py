@@ -16,10 +16,6 @@ def test_every_named_data_set_has_a_docstring_and_declared_sizes():
             assert f"{size:,}" in loader.__doc__
 
 
-def test_the_declared_sizes_of_the_embedded_digits_are_their_sizes():
-    assert find_info("digits") == load("digits").info
-
-
 @pytest.mark.parametrize("name", [*DATASETS, "folder:some/where", "synthetic:3x32x32"])
 def test_a_data_set_is_found_without_its_files(name):
     assert callable(find_dataset(name))

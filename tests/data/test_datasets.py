@@ -74,12 +74,6 @@ def test_augmentation_is_keyed_by_seed_and_update_and_leaves_test_images_alone(d
     assert all(ours[0].equal(theirs[0]) for ours, theirs in batches)
 
 
-def test_the_test_set_is_complete_and_in_order(digits):
-    batches = list(feed(digits).test_batches(300))
-    assert [len(labels) for _, labels in batches] == [300, 300, 300, 100]
-    assert torch.cat([labels for _, labels in batches]).equal(digits.test.labels)
-
-
 def test_the_authors_pixels_are_imagenets_for_colour_and_half_the_range_for_grey():
     grey = load("digits", normalisation="authors", holdout=7)
     assert (grey.mean.tolist(), grey.deviation.tolist()) == ([127.5], [127.5])
@@ -88,3 +82,5 @@ def test_the_authors_pixels_are_imagenets_for_colour_and_half_the_range_for_grey
     assert (colour.deviation / 255).tolist() == pytest.approx([0.229, 0.224, 0.225])
     with pytest.raises(InputError, match=r"^normalisation: .* 2 channels; use data$"):
         load("synthetic:2x8x8:16", normalisation="authors")
+    with pytest.raises(InputError, match=r"^normalisation: 'author' is unknown; did you mean auth"):
+        load("digits", normalisation="author")

@@ -52,9 +52,9 @@ def test_a_batch_of_96_takes_fewer_than_ten_indexing_operations(data):
     assert len(calls) < 10
 
 
-def test_ranks_share_out_the_whole_test_set(data):
-    ours = feed(data)
-    batches = [b for rank in range(3) for b in ours.test_batches(100, start=rank, step=3)]
-    labels = torch.cat([labels for _, labels in batches])
-    assert len(labels) == len(data.test)
-    assert labels.bincount().equal(data.test.labels.bincount())
+@pytest.mark.parametrize("world", [1, 3])
+def test_ranks_share_out_the_whole_test_set_in_order(data, world):
+    by_rank = [list(feed(data).test_batches(300, rank, world)) for rank in range(world)]
+    labels = [by_rank[number % world][number // world][1] for number in range(4)]
+    assert [len(each) for each in labels] == [300, 300, 300, 100]
+    assert torch.cat(labels).equal(data.test.labels)

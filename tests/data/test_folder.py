@@ -94,10 +94,13 @@ def test_a_batch_equals_a_loop_over_its_images(root, augment, sizes):
         assert batch.labels.tolist() == [ours.data.train.labels[i] for i in indices]
 
 
-def test_micro_batches_resuming_and_workers_do_not_change_a_batch(root):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_micro_batches_resuming_and_workers_do_not_change_a_batch(root, workers):
     one_pass = feed(root)
     expected = [next(one_pass.micro_batches(update, [slice(0, 12)])) for update in range(4)]
-    two_passes = feed(root, workers=1)
+    two_passes = feed(root, workers=workers)
+    evaluated = two_passes.test_batches(size=4)
+    next(evaluated)  # and the rest after the training batches
     for update in (2, 3, 0):  # starts at update 2, continues, and goes back
         parts = list(two_passes.micro_batches(update, [slice(0, 4), slice(4, 12)]))
         assert torch.cat([part.images for part in parts]).equal(expected[update].images)

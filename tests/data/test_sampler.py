@@ -3,6 +3,7 @@
 from itertools import chain
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -142,3 +143,14 @@ def test_processes_without_a_process_group_are_refused_unless_the_ranks_are_give
     with pytest.raises(InputError, match=r"^ranks: 2 processes were started"):
         ExactBatchSampler(20, 8)
     assert ExactBatchSampler(20, 8, ranks=1).batch_size == 8
+
+
+@pytest.mark.parametrize("rank", [-1, 1])
+def test_a_rank_that_the_process_group_lacks_is_refused(rank):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(InputError, match=rf"^rank: {rank} is not one of 1 ranks; use 0 to 0"):
+            ExactBatchSampler(20, 8, rank=rank)
+        assert ExactBatchSampler(20, 8).batch_size == 8
+    finally:
+        dist.destroy_process_group()

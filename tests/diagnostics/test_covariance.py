@@ -260,6 +260,9 @@ def test_gradients_are_taken_in_evaluation_mode_and_the_model_is_restored(ghost)
     [
         ("change", lambda _: increment_covariance(*problem(), change="dropin")),
         ("strength", lambda _: increment_covariance(*problem(), change="labels", strength=2)),
+        ("strength", lambda _: increment_covariance(*problem(), change="weights", strength=-1)),
+        ("draws", lambda _: increment_covariance(*problem(), change="labels", draws=0)),
+        ("chunk", lambda _: increment_covariance(*problem(), chunk=0)),
         ("only", lambda _: increment_covariance(*problem(), only=["1.bias"])),
         ("only", lambda _: per_sample_gradients(nn.Linear(99, 99), torch.ones(2, 99), None)),
         ("labels", lambda _: increment_covariance(*problem()[:2], torch.zeros(2))),
@@ -272,6 +275,9 @@ def test_gradients_are_taken_in_evaluation_mode_and_the_model_is_restored(ghost)
     ids=[
         "unknown change",
         "probability above 1",
+        "negative variance",
+        "no draws",
+        "no samples per pass",
         "unknown parameter",
         "too many values",
         "fewer labels than inputs",

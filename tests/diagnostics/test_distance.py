@@ -1,6 +1,5 @@
 """The distance of the weights, against the norm of one long vector."""
 
-import io
 from math import log10
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from saved import saved_and_loaded
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
@@ -66,15 +66,13 @@ def test_frozen_parameters_and_buffers_do_not_count():
 def test_a_resumed_process_measures_from_the_initial_weights():
     model = network()
     walked = WeightDistance(model)
-    file = io.BytesIO()
-    torch.save(walked.state_dict(), file)
-    file.seek(0)
+    saved = saved_and_loaded(walked.state_dict())
     walk(model)
     resumed_model = network(seed=5)
     resumed_model.load_state_dict(model.state_dict())
     resumed = WeightDistance(resumed_model)
     assert resumed.distance().total == 0
-    resumed.load_state_dict(torch.load(file, weights_only=True))
+    resumed.load_state_dict(saved)
     assert resumed.distance() == walked.distance()
     walk(resumed_model, seed=2)
     walk(model, seed=2)
@@ -143,10 +141,7 @@ def test_a_bf16_copy_takes_half_the_memory_and_survives_a_checkpoint():
     model = wide_network()
     walked = WeightDistance(model, keep="bf16")
     assert {t.dtype for t in walked.state_dict()["start"].values()} == {torch.bfloat16}
-    file = io.BytesIO()
-    torch.save(walked.state_dict(), file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
+    saved = saved_and_loaded(walked.state_dict())
     nudge(model, 0.1)
     for keep in ("bf16", "exact", "cpu"):
         resumed = WeightDistance(model, keep=keep)

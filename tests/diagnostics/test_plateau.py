@@ -53,6 +53,8 @@ def test_the_gain_is_that_of_the_next_phase_only():
     values = [0, 1, 1, 1, 1, 5, 6, 100]
     assert find_plateau([(times, values)], drop=8, end=12).gain == pytest.approx(5)
     assert find_plateau([(times, values)], drop=8).gain == pytest.approx(99)
+    with pytest.raises(InputError, match=r"^drop: there is no phase after 8; "):
+        find_plateau([(times, values)], drop=8, end=9)
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95])
@@ -65,6 +67,14 @@ def test_the_interval_covers_the_true_slope_as_often_as_it_says(level):
         low, high = find_plateau(curves, drop=10, level=level).slope_interval
         covered += low <= 0.5 <= high
     assert covered / 1000 == pytest.approx(level, abs=4 * np.sqrt(level * (1 - level) / 1000))
+
+
+def test_a_curve_without_values_in_the_last_half_is_refused_among_others():
+    whole, sparse = ([4, 5, 6, 7, 8, 10], [1, 2, 1, 2, 3, 9]), ([0, 1, 10], [1, 2, 3])
+    with pytest.raises(InputError, match=r"^curves: too few values in the last half"):
+        find_plateau([whole, sparse], drop=8)
+    with pytest.raises(InputError, match=r"^level: 95 is not between 0 and 1"):
+        find_plateau([whole], drop=8, level=95)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,15 @@
 """Drops at a distance, or after the longest wait; resumed runs drop at the same updates."""
 
-import io
 import json
 from math import inf, nan
 
 import numpy as np
 import pytest
 import torch
+from saved import saved_and_loaded
 from torch import nn
 
-from ghostbatch.diagnostics import DistanceScheduler, WeightDistance, distances_at
+from ghostbatch.diagnostics import DistanceScheduler, distances_at
 from ghostbatch.errors import InputError
 from ghostbatch.optim import Regime
 
@@ -78,10 +78,7 @@ def test_a_run_resumed_in_the_middle_continues_identically(stop, optimizer_first
     stopped = ConstantGradient(**options)
     stopped.run(stop)
     states = [stopped.optimizer.state_dict(), stopped.scheduler.state_dict()]
-    file = io.BytesIO()
-    torch.save([stopped.weight, *states], file)
-    file.seek(0)
-    weight, *states = torch.load(file, weights_only=True)
+    weight, *states = saved_and_loaded([stopped.weight, *states])
     resumed = ConstantGradient(reached=[inf, inf])  # the checkpoint has the distances
     with torch.no_grad():
         resumed.weight.copy_(weight)
@@ -89,24 +86,6 @@ def test_a_run_resumed_in_the_middle_continues_identically(stop, optimizer_first
     for part, state in parts if optimizer_first else parts[::-1]:
         part.load_state_dict(state)
     assert resumed.run(40 - stop) == expected[stop:]
-
-
-def test_the_distance_can_be_a_weight_distance():
-    layer = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    scheduler = DistanceScheduler(
-        optimizer,
-        Regime(lr=0.1, epochs=9, drops=((5, 0.01),)),
-        distance=WeightDistance(layer),
-        reached=[0.999],  # 1 up to rounding
-        **SIZES,
-    )
-    for _ in range(9):
-        for parameter in layer.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        scheduler.step()
-    assert scheduler.dropped == [5]  # 0.1 x sqrt(4) x 5 = 1
 
 
 @pytest.mark.parametrize(

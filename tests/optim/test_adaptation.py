@@ -80,6 +80,9 @@ HELD = {  # hold, unit, what becomes of a length
     "updates of epochs": ("updates", "epochs", lambda n: 4 * n),
     "epochs of updates": ("epochs", "updates", lambda n: (n + 2) // 4),
     "updates of updates": ("updates", "updates", lambda n: n),
+    # Rates are twice as large, so half the updates are needed, which take twice the epochs.
+    "rate of epochs": ("rate", "epochs", lambda n: 2 * n),
+    "rate of updates": ("rate", "updates", lambda n: (n + 1) // 2),
 }
 
 
@@ -229,11 +232,3 @@ def test_the_schedule_before_and_after_is_printed_unless_it_is_not_wanted(capsys
         "after:  SequentialLR(LinearLR(lr=0.2,0.04, total_iters=10), "
         "OneCycleLR(max_lr=0.2,0.04, total_steps=40), milestones=10)\n"
     )
-
-
-@pytest.mark.parametrize(("unit", "milestone"), [("epochs", 24), ("updates", 6)])
-def test_the_sum_of_the_rates_is_held_by_as_many_times_fewer_updates(unit, milestone):
-    """Batch 4 x as large, rates 2 x: half the updates, in twice the epochs."""
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer_of(), 12)
-    found = gb.adapt(schedule, batch=512, base_batch=128, hold="rate", unit=unit)
-    assert found.step_size == milestone

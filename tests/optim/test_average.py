@@ -1,9 +1,8 @@
 """The average of weights: PyTorch's own, the same at every batch, and put back exactly."""
 
-import io
-
 import pytest
 import torch
+from saved import saved_and_loaded
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -90,10 +89,7 @@ def test_it_continues_from_a_checkpoint_bit_by_bit():
     model, again = network(), network()
     whole, first, second = (WeightAverage(m, 0.9) for m in (model, model, again))
     walk(model, 3, whole.update, first.update)
-    file = io.BytesIO()
-    torch.save([model.state_dict(), first.state_dict()], file)
-    file.seek(0)
-    weights, average = torch.load(file, weights_only=True)
+    weights, average = saved_and_loaded([model.state_dict(), first.state_dict()])
     again.load_state_dict(weights)
     second.load_state_dict(average)
     for network_, rest in ((model, whole), (again, second)):

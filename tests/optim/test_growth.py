@@ -107,3 +107,11 @@ def test_the_scheduler_drops_after_the_updates_of_each_phase():
         optimizer.step()
         scheduler.step()
     assert rates == [(0.1, 1e-4)] * 100 + [(0.1, 0.5)] * 10 + [(0.032, 0.5)] * 3
+
+
+def test_phases_decide_the_drops_during_a_warm_up_too():
+    warming = Regime(lr=0.1, epochs=20, drops=((10, 0.01, 0.5),), warmup=8)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, weight_decay=1e-4)
+    sizes = {"samples_per_epoch": 100, "batch": 10}  # so the warm-up ends at update 80
+    scheduler = RegimeScheduler(optimizer, warming, **sizes, phases=(60, 40))
+    assert [scheduler.rates(u).weight_decay for u in (59, 60, 80)] == [1e-4, 0.5, 0.5]

@@ -1,10 +1,10 @@
 """LARS and LAMB against their twins, one weight at a time, and against timm's."""
 
 import copy
-import io
 
 import pytest
 import torch
+from saved import saved_and_loaded
 from torch import nn
 
 from ghostbatch.errors import InputError
@@ -170,10 +170,7 @@ def test_a_run_resumed_in_the_middle_continues_identically(kind):
     train(whole, optimizer, updates=3)
     optimizer = KINDS[kind](stopped.parameters(), lr=0.1)
     train(stopped, optimizer, updates=3)
-    file = io.BytesIO()
-    torch.save([stopped.state_dict(), optimizer.state_dict()], file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
+    saved = saved_and_loaded([stopped.state_dict(), optimizer.state_dict()])
     resumed = network()
     resumed.load_state_dict(saved[0])
     optimizer = KINDS[kind](resumed.parameters(), lr=0.7)

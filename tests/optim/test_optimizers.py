@@ -23,6 +23,7 @@ from ghostbatch.optim import (
     spec_from_dict,
     spec_to_dict,
 )
+from ghostbatch.optim.optimizers import check_spec
 
 REGIME = Regime(lr=0.5, epochs=2, drops=((1, 0.25),), momentum=0.8, weight_decay=0.01)
 ADAM = Regime(lr=0.5, epochs=2, weight_decay=0.01)
@@ -75,13 +76,15 @@ def test_a_spec_is_frozen():
         (AdamW(eps=0), ADAM, r"optimizer\.eps: 0 is not in \(0, 1\)"),
         (LAMBSpec(beta2=-0.1), ADAM, r"optimizer\.beta2: -0\.1 is not in \[0, 1\)"),
         (LARSSpec(trust=-1), REGIME, r"optimizer\.trust: -1 is not above 0"),
+        (AdamW(beta1="0.9"), ADAM, r"optimizer\.beta1: '0\.9' is not a number"),
+        (SGD(nesterov="no"), REGIME, r"optimizer\.nesterov: 'no' is not True or False"),
         (AdamW(), REGIME, r"regime\.momentum: 0\.8 was given, and adamw has betas in its place"),
         (LAMBSpec(), REGIME, r"regime\.momentum: 0\.8 was given, and lamb has betas in its place"),
     ],
 )
 def test_what_an_optimizer_cannot_use_is_refused(spec, regime, line):
     with pytest.raises(InputError, match=f"^{line}"):
-        spec.check(regime)
+        check_spec(spec, regime)
 
 
 def test_under_the_square_root_rule_adam_scales_its_betas_and_eps():

@@ -1,15 +1,18 @@
 """Regimes as pure functions of time, with drops at exact updates."""
 
+import json
 from dataclasses import FrozenInstanceError
 from fractions import Fraction
 from math import floor, inf, nan
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ghostbatch.errors import InputError
-from ghostbatch.optim import Rates, Regime, update_at
+from ghostbatch.optim import Rates, Regime, regime_from_dict, regime_to_dict, update_at
+from ghostbatch.optim.regime import exact
 
 PAPER = Regime(lr=0.1, epochs=200, drops=((81, 0.01), (122, 1e-3), (164, 1e-4)))
 ALEXNET = Regime(
@@ -98,6 +101,25 @@ def test_the_rate_of_an_update_changes_at_the_rounded_update_of_the_drop():
     # 10 samples at 4: epoch 1 is update 2.5, rounded half up to 3; epoch 2 is update 5.
     rates = [regime.at_update(u, samples=10, batch=4).lr for u in range(8)]
     assert rates == [1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]
+
+
+def test_an_epoch_may_be_a_whole_number_of_numpy():
+    regime = Regime(lr=0.1, epochs=4, drops=((np.int64(2), 0.01),))
+    assert [regime.at(epoch).lr for epoch in np.arange(4)] == [0.1, 0.1, 0.01, 0.01]
+
+
+def test_times_that_are_fractions_survive_json_and_rates_are_written_as_floats():
+    times = {"epochs": Fraction(50, 3), "warmup": Fraction(2)}
+    regime = Regime(lr=0.1, drops=((np.int64(5), Fraction(1, 32), 0),), **times)
+    written = json.loads(json.dumps(regime_to_dict(regime)))
+    assert (written["epochs"], written["warmup"]) == ("50/3", 2)
+    assert written["drops"] == [[5, 0.03125, 0.0]]
+    assert regime_from_dict(written) == regime
+
+
+def test_a_number_is_exact_as_written_whatever_was_asked_before():
+    """0.1 equals the binary fraction next to it, and a cache would take one for the other."""
+    assert (exact(0.1), exact(Fraction(0.1))) == (Fraction(1, 10), Fraction(0.1))
 
 
 def test_a_regime_is_frozen_and_hashable():

@@ -1,12 +1,12 @@
 """The scheduler drives a real optimizer: every rate before the exact update it is meant for."""
 
-import io
 import json
 import pickle
 from dataclasses import asdict, replace
 
 import pytest
 import torch
+from saved import saved_and_loaded
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, PolynomialLR, SequentialLR
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,17 +49,12 @@ def advance(weights, optimizer, scheduler, updates):
     return history
 
 
-def test_drops_take_effect_before_the_exact_update():
-    regime = Regime(lr=0.2, epochs=8, drops=REGIME.drops, weight_decay=0.1)
-    history = [groups[0][:2] for groups in advance(*start(regime=regime), UPDATES)]
-    expected = [(0.2, 0.1)] * 19 + [(0.1, 0.1)] * 12 + [(0.02, 0.0)] * 13 + [(0.01, 0.3)] * 6
-    assert history == expected
-
-
-def test_every_update_gets_the_rates_of_the_regime_warm_up_included():
+def test_the_rate_rises_and_drops_before_the_exact_update():
     history = [groups[0][:2] for groups in advance(*start(), UPDATES)]
+    warmup = [(pytest.approx(lr), 0.1) for lr in (0, 0.064, 0.128)]
+    phases = [(0.2, 0.1)] * 16 + [(0.1, 0.1)] * 12 + [(0.02, 0.0)] * 13 + [(0.01, 0.3)] * 6
+    assert history == warmup + phases
     assert history == [REGIME.at_update(u, 50, 8) for u in range(UPDATES)]
-    assert [lr for lr, _ in history[:4]] == pytest.approx([0, 0.064, 0.128, 0.2])
 
 
 # ------------------------------------------------------------------------- rates that always fall
@@ -167,10 +162,7 @@ def test_a_run_resumed_in_the_middle_continues_identically(stop, optimizer_first
     whole = advance(*start(groups), UPDATES)
     weights, optimizer, scheduler = start(groups)
     advance(weights, optimizer, scheduler, stop)
-    file = io.BytesIO()
-    torch.save([weights, optimizer.state_dict(), scheduler.state_dict()], file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
+    saved = saved_and_loaded([weights, optimizer.state_dict(), scheduler.state_dict()])
 
     weights, optimizer, scheduler = start(groups)
     with torch.no_grad():
@@ -194,48 +186,28 @@ def test_a_scheduler_built_on_a_restored_optimizer_still_knows_which_groups_deca
 
 
 def test_weight_decay_comes_back_after_a_phase_without_when_resumed_as_pytorch_does():
-    regime = Regime(lr=0.1, epochs=10, drops=((2, 0.1, 0.0), (6, 0.1, 1e-3)), weight_decay=5e-4)
-    layer = torch.nn.Linear(2, 2)
-
-    def build():
-        return torch.optim.SGD(layer.parameters(), lr=0.1, weight_decay=5e-4)
-
-    first = build()
-    scheduler = RegimeScheduler(first, regime, samples_per_epoch=10, batch=10)
-    for _ in range(4):
-        first.step()
-        scheduler.step()
-    assert first.param_groups[0]["weight_decay"] == 0
-
-    second = build()
-    second.load_state_dict(first.state_dict())
-    resumed = RegimeScheduler(second, regime, samples_per_epoch=10, batch=10, last_epoch=4)
-    for _ in range(3):
-        second.step()
-        resumed.step()
-    assert second.param_groups[0]["weight_decay"] == 1e-3
+    weights, optimizer, scheduler = start()
+    advance(weights, optimizer, scheduler, 35)
+    weights, second = sgd()
+    second.load_state_dict(optimizer.state_dict())
+    resumed = RegimeScheduler(second, REGIME, **SIZES, last_epoch=34)  # counted from 0
+    history = advance(weights, second, resumed, UPDATES - 35)
+    assert [groups[0][1] for groups in history] == [0.0] * 9 + [0.3] * 6
 
 
 def test_a_group_that_joins_later_keeps_its_ratio():
-    layers = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(layers[0].parameters(), lr=0.1)
-    regime = Regime(lr=0.1, epochs=4, drops=((2, 0.02),))
-    scheduler = RegimeScheduler(optimizer, regime, samples_per_epoch=10, batch=10)
-    optimizer.step()
-    optimizer.add_param_group({"params": layers[1].parameters(), "lr": 0.05})
-    for _ in range(2):
-        optimizer.step()
-        scheduler.step()
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.02, 0.01])
+    weights, optimizer, scheduler = start()
+    advance(weights, optimizer, scheduler, 10)
+    weights.append(nn.Parameter(torch.tensor(1.0)))
+    optimizer.add_param_group({"params": weights[1], "lr": 0.1})
+    advance(weights, optimizer, scheduler, 30)
+    assert scheduler.get_last_lr() == pytest.approx([0.02, 0.01])
 
 
 @pytest.mark.parametrize("sizes", [{"batch": 0}, {"samples_per_epoch": 0}], ids=str)
 def test_sizes_below_one_are_refused(sizes):
-    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
-    with pytest.raises(InputError, match=next(iter(sizes))):
-        RegimeScheduler(
-            optimizer, Regime(lr=0.1, epochs=1), **{"samples_per_epoch": 10, "batch": 5, **sizes}
-        )
+    with pytest.raises(InputError, match=f"^{next(iter(sizes))}: "):
+        RegimeScheduler(sgd()[1], REGIME, **{**SIZES, **sizes})
 
 
 def adamw(regime, **options):
@@ -319,18 +291,8 @@ def test_momentum_is_not_compared_with_an_optimizer_that_has_none(recwarn):
 
 def test_a_rate_that_lies_in_a_tensor_stays_in_it_when_a_state_is_loaded():
     """A captured CUDA graph reads this very tensor."""
-    regime = Regime(lr=0.1, epochs=10, drops=((1, 0.01),))
-
-    def built():
-        weight = torch.nn.Parameter(torch.zeros(1))
-        optimizer = torch.optim.SGD([weight], lr=torch.tensor(0.1), foreach=False)
-        return optimizer, RegimeScheduler(optimizer, regime, samples_per_epoch=4, batch=2)
-
-    (optimizer, scheduler), (other, resumed) = built(), built()
-    for _ in range(3):
-        optimizer.step()
-        scheduler.step()
-    tensor = other.param_groups[0]["lr"]
-    resumed.load_state_dict(scheduler.state_dict())
-    assert other.param_groups[0]["lr"] is tensor
-    assert tensor.item() == pytest.approx(0.01)
+    first, (_, optimizer, resumed) = start(), start(lr=(rate := torch.tensor(0.2)))
+    advance(*first, 31)
+    resumed.load_state_dict(first[2].state_dict())
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == pytest.approx(0.02)
