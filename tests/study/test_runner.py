@@ -214,12 +214,18 @@ def test_a_full_disk_ends_the_study_because_every_cell_would_meet_it(fail_at, nu
     assert caught.value.errno == number
 
 
-def test_another_error_of_a_file_concerns_its_cell_only(fail_at):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EACCES, "Permission denied", "run.json"), "run.json: Permission denied"),
+        (OSError("image file\nis truncated"), "file: image file is truncated"),
+    ],
+    ids=["of-the-system", "of-a-library"],
+)
+def test_another_error_of_a_file_concerns_its_cell_only(fail_at, error, reason):
     cells = find_study("quick").cells(["SB", "LB"], [0])
-    failures, *_ = fail_at(
-        cells, only("SB", OSError(errno.EACCES, "Permission denied", "run.json"))
-    )
-    assert failures == [Failure("f1-digits SB seed 0", "run.json: Permission denied")]
+    failures, *_ = fail_at(cells, only("SB", error))
+    assert failures == [Failure("f1-digits SB seed 0", reason)]
 
 
 def test_a_cell_that_follows_a_failed_one_is_left_out(fail_at, tmp_path):
