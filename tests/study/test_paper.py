@@ -10,7 +10,7 @@ from ghostbatch import Recipe
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import LATEST
 from ghostbatch.report.figures import KINDS
-from ghostbatch.study import RECIPES, STUDIES, find_recipe, find_study
+from ghostbatch.study import RECIPES, STUDIES, Study, find_recipe, find_study
 from ghostbatch.study.studies import columns
 
 COLUMNS = ("SB", "LB", "+LR", "+GBN", "+RA")
@@ -309,6 +309,21 @@ def test_the_column_that_another_one_follows_is_run_with_it(name, row, tmp_path)
     small, follower = (cell.plan for cell in cells)
     assert follower.recipe.reference == str(cells[0].folder(tmp_path.resolve()))
     assert follower.updates <= LATEST * small.updates
+
+
+def test_a_seed_that_is_named_twice_is_run_once():
+    study = replace(find_study("quick"), seeds=(1, 1))
+    assert len(study.cells(["SB"])) == len(study.cells(["SB"], [0, 0])) == 1
+
+
+@pytest.mark.parametrize("reference", ["by distance", "itself", "else"])
+def test_a_column_that_follows_no_run_of_its_own_is_refused(reference):
+    """The study would wait for it for ever."""
+    row = find_study("diffusion").rows["by distance"]
+    itself = replace(row.columns["by distance"], reference=reference)
+    study = Study("mine", {"row": replace(row, columns={**row.columns, "itself": itself})})
+    with pytest.raises(InputError, match=rf"^reference: '{reference}' is unknown; .*one of SB, "):
+        study.cells()
 
 
 def test_a_cell_that_cannot_be_planned_is_named():
