@@ -20,7 +20,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -66,21 +66,20 @@ def main() -> None:
         write(chosen.json, device, figures)
         print(json.dumps({k: v for k, v in figures.items() if k != "results"}, indent=1))
         return
+    if chosen.case is not None:  # a process that the loop below has started
+        case = CPU_CASES[chosen.case]
+        print(json.dumps(measure(case, device, chosen.repeats, not chosen.no_compile)))
+        return
     results = []
-    for number, case in enumerate(CPU_CASES):
-        if chosen.processes == 0:  # a process of its own, asked for one case by the loop below
-            if number == chosen.case:
-                print(json.dumps(measure(case, device, chosen.repeats, not chosen.no_compile)))
-            continue
-        again = [sys.executable, __file__, *sys.argv[1:], "--processes", "0", "--case", str(number)]
+    for number in range(len(CPU_CASES)):
+        again = [sys.executable, __file__, *sys.argv[1:], "--case", str(number)]
         runs = [
             json.loads(subprocess.run(again, stdout=subprocess.PIPE, check=True).stdout)
             for _ in range(chosen.processes)
         ]
         results.append(combine(runs))
         print(show(results[-1]), flush=True)
-    if results:
-        write(chosen.json, device, {"results": results})
+    write(chosen.json, device, {"results": results})
 
 
 def write(path: Path | None, device: torch.device, figures: dict[str, Any]) -> None:
@@ -123,12 +122,13 @@ def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> d
         times |= {name: [] for name in layers}
         for turn in range(repeats + 3):
             for name in random.sample(list(layers), len(layers)):
-                layer = layers[name]
-                spent = clock(lambda layer=layer: layer(x).backward(dy))  # type: ignore[misc]
+                began = time.perf_counter()
+                layers[name](x).backward(dy)
+                spent = time.perf_counter() - began
                 x.grad = None
-                layer.zero_grad()
+                layers[name].zero_grad()
                 if turn >= 3:  # the first turns warm up
-                    times[name].append(spent)
+                    times[name].append(1e3 * spent)
     return {
         "shape": list(shape),
         "dtype": str(dtype).removeprefix("torch."),
@@ -195,13 +195,6 @@ class PlainCode(nn.Module):
         shape = (1, 1, -1, *(1,) * (x.dim() - 2))
         y = (wide - mean) * torch.rsqrt(variance + 1e-5)
         return (y * self.weight.view(shape) + self.bias.view(shape)).to(x.dtype).flatten(0, 1)
-
-
-def clock(call: Callable[[], None]) -> float:
-    """Return the milliseconds of one call."""
-    began = time.perf_counter()
-    call()
-    return 1e3 * (time.perf_counter() - began)
 
 
 def show(result: dict[str, Any]) -> str:
