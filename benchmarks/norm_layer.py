@@ -85,7 +85,9 @@ def main() -> None:
 def write(path: Path | None, device: torch.device, figures: dict[str, Any]) -> None:
     """Write the figures, and what they were measured on, where asked."""
     if path:
-        report = {"hardware": hardware(device), **versions(), "ghost": GHOST, **figures}
+        versions = {"ghostbatch": __version__, "torch": torch.__version__}
+        versions["python"] = platform.python_version()
+        report = {"hardware": hardware(device), **versions, "ghost": GHOST, **figures}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -229,15 +231,6 @@ def hardware(device: torch.device) -> str:
             if line.startswith("model name"):
                 return f"{line.split(': ')[1]}, {torch.get_num_threads()} threads"
     return f"{platform.processor()}, {torch.get_num_threads()} threads"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of ghostbatch, torch and Python."""
-    return {
-        "ghostbatch": __version__,
-        "torch": torch.__version__,
-        "python": ".".join(map(str, sys.version_info[:3])),
-    }
 
 
 if __name__ == "__main__":
