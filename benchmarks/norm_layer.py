@@ -20,7 +20,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -66,27 +66,28 @@ def main() -> None:
         write(chosen.json, device, figures)
         print(json.dumps({k: v for k, v in figures.items() if k != "results"}, indent=1))
         return
+    if chosen.case is not None:  # a process that the loop below has started
+        case = CPU_CASES[chosen.case]
+        print(json.dumps(measure(case, device, chosen.repeats, not chosen.no_compile)))
+        return
     results = []
-    for number, case in enumerate(CPU_CASES):
-        if chosen.processes == 0:  # a process of its own, asked for one case by the loop below
-            if number == chosen.case:
-                print(json.dumps(measure(case, device, chosen.repeats, not chosen.no_compile)))
-            continue
-        again = [sys.executable, __file__, *sys.argv[1:], "--processes", "0", "--case", str(number)]
+    for number in range(len(CPU_CASES)):
+        again = [sys.executable, __file__, *sys.argv[1:], "--case", str(number)]
         runs = [
             json.loads(subprocess.run(again, stdout=subprocess.PIPE, check=True).stdout)
             for _ in range(chosen.processes)
         ]
         results.append(combine(runs))
         print(show(results[-1]), flush=True)
-    if results:
-        write(chosen.json, device, {"results": results})
+    write(chosen.json, device, {"results": results})
 
 
 def write(path: Path | None, device: torch.device, figures: dict[str, Any]) -> None:
     """Write the figures, and what they were measured on, where asked."""
     if path:
-        report = {"hardware": hardware(device), **versions(), "ghost": GHOST, **figures}
+        versions = {"ghostbatch": __version__, "torch": torch.__version__}
+        versions["python"] = platform.python_version()
+        report = {"hardware": hardware(device), **versions, "ghost": GHOST, **figures}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -123,12 +124,13 @@ def measure(case: Case, device: torch.device, repeats: int, compiled: bool) -> d
         times |= {name: [] for name in layers}
         for turn in range(repeats + 3):
             for name in random.sample(list(layers), len(layers)):
-                layer = layers[name]
-                spent = clock(lambda layer=layer: layer(x).backward(dy))  # type: ignore[misc]
+                began = time.perf_counter()
+                layers[name](x).backward(dy)
+                spent = time.perf_counter() - began
                 x.grad = None
-                layer.zero_grad()
+                layers[name].zero_grad()
                 if turn >= 3:  # the first turns warm up
-                    times[name].append(spent)
+                    times[name].append(1e3 * spent)
     return {
         "shape": list(shape),
         "dtype": str(dtype).removeprefix("torch."),
@@ -197,13 +199,6 @@ class PlainCode(nn.Module):
         return (y * self.weight.view(shape) + self.bias.view(shape)).to(x.dtype).flatten(0, 1)
 
 
-def clock(call: Callable[[], None]) -> float:
-    """Return the milliseconds of one call."""
-    began = time.perf_counter()
-    call()
-    return 1e3 * (time.perf_counter() - began)
-
-
 def show(result: dict[str, Any]) -> str:
     """Return the lines of a table for one shape, with ratios to the two main peers."""
     times = result["milliseconds"]
@@ -236,15 +231,6 @@ def hardware(device: torch.device) -> str:
             if line.startswith("model name"):
                 return f"{line.split(': ')[1]}, {torch.get_num_threads()} threads"
     return f"{platform.processor()}, {torch.get_num_threads()} threads"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of ghostbatch, torch and Python."""
-    return {
-        "ghostbatch": __version__,
-        "torch": torch.__version__,
-        "python": ".".join(map(str, sys.version_info[:3])),
-    }
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from ghostbatch.optim import lr_scale
 from ghostbatch.recipe import Recipe
 from ghostbatch.recipes import find_recipe
 from ghostbatch.report.charts import axis, layered, rounded
-from ghostbatch.report.drawing import Data, draw_svg
+from ghostbatch.report.drawing import draw_svg
 from ghostbatch.report.entries import paired_gap, show_gap
 from ghostbatch.study import STUDIES
 from ghostbatch.study.rows import paper_row
@@ -92,35 +92,26 @@ def covariance() -> str:
     That of the mean of B gradients, drawn without replacement from N, is (N - B) / (B (N - 1))
     times that of one gradient; the rate multiplies it by its square.
     """
-    rows = {"series": [], "batch": [], "covariance": []}
 
     def relative(batch: int, rule: str) -> float:
         left = (SAMPLES - batch) / (SAMPLES - BASE)
         return left * BASE / batch * lr_scale(batch, BASE, rule) ** 2
 
-    for rule in ("none", "sqrt", "linear"):
-        for power in range(25):
-            batch = round(BASE * 2 ** (power / 4))
-            rows["series"].append(rule)
-            rows["batch"].append(batch)
-            rows["covariance"].append(relative(batch, rule))
+    batches = [round(BASE * 2 ** (power / 4)) for power in range(25)]
+    points = [(r, b, relative(b, r)) for r in ("none", "sqrt", "linear") for b in batches]
     x = axis("batch", "batch", log=True, values=[BASE * 2**power for power in range(7)])
     y = axis("covariance", "covariance of an update, base batch = 1", log=True)
-    return _drawn("Covariance of one update, by the rule of the rate", rows, x, y)
+    names = ("batch", "covariance")
+    return _drawn("Covariance of one update, by the rule of the rate", names, points, x, y)
 
 
 def rates() -> str:
     """Return the learning rate against updates in the paper's columns of ResNet44."""
     columns = paper_row(find_recipe("resnet44-cifar10"), LARGE, GHOST).columns
-    rows = {"series": [], "update": [], "lr": []}
-    for column in ("SB", "LB", "+LR", "+RA"):
-        for update, lr in _steps(columns[column]):
-            rows["series"].append(column)
-            rows["update"].append(update)
-            rows["lr"].append(lr)
+    points = [(c, *step) for c in ("SB", "LB", "+LR", "+RA") for step in _steps(columns[c])]
     x = axis("update", "update", log=True, low=100)
     y = axis("lr", "learning rate", log=True, low=5e-5, high=1)
-    return _drawn("When the learning rate drops", rows, x, y)
+    return _drawn("When the learning rate drops", ("update", "lr"), points, x, y)
 
 
 def _steps(recipe: Recipe) -> list[tuple[int, float]]:
@@ -133,38 +124,38 @@ def _steps(recipe: Recipe) -> list[tuple[int, float]]:
 
 def distance() -> str:
     """Return measured weight distances of ResNet44, seed 0, before the first drop of the rate."""
-    folders = {
-        **{"SB": "SB", "LB": "LB", "+GBN": "+GBN"},
-        "+GBN, warm-up": "+GBN-warm-up",
-    }
-    rows = {"series": [], "update": [], "distance": []}
-    for series, folder in folders.items():
-        run = json.loads((RESNET44 / folder / "seed-0.json").read_text())
+    points = []
+    for series in ("SB", "LB", "+GBN", f"+GBN{WARM_UP}"):
+        run = json.loads((RESNET44 / series.replace(", ", "-") / "seed-0.json").read_text())
         records = [dict(zip(run["fields"], values, strict=True)) for values in run["validation"]]
         highest = max(record["lr"] for record in records)
         for record in records:
             if record["update"] and (record["lr"] == highest or record["epoch"] <= 5):
-                rows["series"].append(series)
-                rows["update"].append(record["update"])
-                rows["distance"].append(record["distance"])
+                points.append((series, record["update"], record["distance"]))
     x, y = axis("update", "update", log=True), axis("distance", "distance from the initial weights")
-    return _drawn("Weight distance in the first phase, measured", rows, x, y, points=True)
+    title = "Weight distance in the first phase, measured"
+    return _drawn(title, ("update", "distance"), points, x, y, circles=True)
 
 
 def _drawn(
-    title: str, rows: Data, x: dict[str, Any], y: dict[str, Any], points: bool = False
+    title: str,
+    names: tuple[str, str],
+    points: Sequence[tuple[str, float, float]],
+    x: dict[str, Any],
+    y: dict[str, Any],
+    circles: bool = False,
 ) -> str:
-    """Return lines over the axes as SVG."""
+    """Return a line for each series of points over the axes, as SVG; ``names`` are the axes'."""
 
     def layers(base: alt.Chart) -> Sequence[alt.Chart]:
         lines = base.mark_line(strokeWidth=2)
-        return [lines, base.mark_circle(size=30, opacity=1)] if points else [lines]
+        return [lines, base.mark_circle(size=30, opacity=1)] if circles else [lines]
 
-    names = list(dict.fromkeys(rows["series"]))
-    tooltip = [(name, name, "") for name in rows]
-    spec = {**layered("series", names, x, y, tooltip, layers), "title": {"text": title}}
-    values = {name: rounded(each) if name != "series" else each for name, each in rows.items()}
-    return draw_svg(spec, values)
+    series, *numbers = (list(column) for column in zip(*points, strict=True))
+    rows = dict(zip(names, map(rounded, numbers), strict=True))
+    tooltip = [(name, name, "") for name in ("series", *names)]
+    spec = layered("series", list(dict.fromkeys(series)), x, y, tooltip, layers)
+    return draw_svg({**spec, "title": {"text": title}}, {"series": series, **rows})
 
 
 if __name__ == "__main__":

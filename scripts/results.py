@@ -32,6 +32,7 @@ from ghostbatch.report.table import row_table, show_spread
 from ghostbatch.report.targets import target_figures
 from ghostbatch.study import STUDIES, Study
 from ghostbatch.study.manifest import write_study
+from ghostbatch.study.rows import COLUMNS
 
 HERE = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = HERE / "results", HERE / "docs" / "results.md", HERE / "README.md"
@@ -51,7 +52,6 @@ NAMES = {
     "c3-cifar100": "C3, CIFAR-100",
     "wresnet16-4-cifar100": "WResNet16-4, CIFAR-100",
 }
-PAPER_COLUMNS = ("SB", "LB", "+LR", "+GBN", "+RA")
 MARKS = "<!-- results: made by scripts/results.py -->", "<!-- end of results -->"
 
 INTRODUCTION = """\
@@ -86,21 +86,20 @@ def collect(folder: Path, commit: str, note: str) -> list[Path]:
         place.mkdir(parents=True, exist_ok=True)
         paths.append(place / f"{run.name}.json")
         origin = {"row": row, "column": column, "commit": commit, "note": note}
-        paths[-1].write_text(_result(run, header, origin))
+        paths[-1].write_text(_result(run, header | origin))
     return paths
 
 
-def _result(run: Path, header: dict[str, Any], origin: dict[str, str]) -> str:
+def _result(run: Path, header: dict[str, Any]) -> str:
     """Return the content of the result file of a run."""
     summary = json.loads((run / "summary.json").read_text())
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     result = {
-        **{name: origin[name] for name in ("row", "column")},
+        **{name: header[name] for name in ("row", "column")},
         "seed": header["recipe"]["seed"],
         **{name: header[name] for name in ("recipe", "samples")},
         "summary": {name: value for name, value in summary.items() if name != "checksum"},
-        **{name: header[name] for name in ("device", "versions", "engine")},
-        **{name: origin[name] for name in ("commit", "note")},
+        **{name: header[name] for name in ("device", "versions", "engine", "commit", "note")},
         "fields": FIELDS,
     }
     head = json.dumps(result, indent=1).removesuffix("\n}")
@@ -127,13 +126,12 @@ def _lines(records: list[list[Any]]) -> str:
 
 def read(study: str) -> dict[str, Results]:
     """Return what a report reads of the published runs of a study, by row."""
-    rows = {}
-    for row in STUDIES[study]().rows:
+    declared, rows = STUDIES[study](), {}
+    for row in declared.rows:
         paths = sorted((RESULTS / study / row).rglob("seed-*.json"))
-        if paths:
+        if runs := [json.loads(path.read_text()) for path in paths]:
             with TemporaryDirectory() as folder:
-                runs = [json.loads(path.read_text()) for path in paths]
-                write_study(_declared(STUDIES[study](), row, runs), Path(folder))
+                write_study(_declared(declared, row, runs), Path(folder))
                 for run in runs:
                     _restore(run, Path(folder))
                 rows[row] = read_results(Path(folder))
@@ -247,7 +245,7 @@ def _not_run(rows: dict[str, Results]) -> list[str]:
     left = []
     for row, name in NAMES.items():
         done = {group.column for group in rows[row].rows[row]} if row in rows else set()
-        columns = [column for column in PAPER_COLUMNS if column not in done]
+        columns = [column for column in COLUMNS if column not in done]
         if columns:
             left.append(f"{', '.join(columns)} of {name}" if done else name)
     return [*left, "AlexNet, ImageNet (table 2)"]
@@ -255,16 +253,16 @@ def _not_run(rows: dict[str, Results]) -> list[str]:
 
 def _overview(rows: dict[str, Results]) -> list[str]:
     """Return the table of all rows: the measured accuracies, and below them the paper's."""
-    lines = [f"| | {' | '.join(PAPER_COLUMNS)} |", "|---" * 6 + "|"]
+    lines = [f"| | {' | '.join(COLUMNS)} |", "|---" * 6 + "|"]
     for row, results in rows.items():
         groups = results.rows[row]
         accuracies = {group.column: [*group.ends("accuracy").values()] for group in groups}
         for end in ("", WARM_UP):
-            found = [accuracies.get(f"{column}{end}", []) for column in PAPER_COLUMNS]
+            found = [accuracies.get(f"{column}{end}", []) for column in COLUMNS]
             if any(found[1:]):
                 lines.append(f"| **{NAMES[row]}**{end} | {' | '.join(map(_with_seeds, found))} |")
         paper = STUDIES[results.study.name]().rows[row].paper
-        lines.append(f"| the paper | {' | '.join(f'{paper[c]:.2f}' for c in PAPER_COLUMNS)} |")
+        lines.append(f"| the paper | {' | '.join(f'{paper[c]:.2f}' for c in COLUMNS)} |")
     return lines
 
 

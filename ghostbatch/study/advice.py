@@ -192,10 +192,14 @@ def _warmup(adapted: Plan) -> Advice:
 
 def _ghost(adapted: Plan) -> Advice:
     size = adapted.recipe.ghost
+    value = f"{size} samples, {adapted.ghosts} ghosts a batch" if size else "plain batch norm"
+    reason = (
+        "each ghost is normalised by itself, with the noise that a small batch's statistics have"
+    )
     return Advice(
         "ghost",
-        f"{size} samples, {adapted.ghosts} ghosts a batch" if size else "plain batch norm",
-        "each ghost is normalised by itself, with the noise that a small batch's statistics have",
+        value,
+        reason if size else f"--ghost auto has ghosts: {reason}",
         f"{_evidence('+LR', '+GBN')}, with warm-up {_change('+LR, warm-up', '+GBN, warm-up')}, of "
         "which two seeds have a deviation of 0.35",
     )

@@ -1,14 +1,14 @@
 """Why our figures of table 1 differ from the paper's: one habit of its authors' code at a time."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ghostbatch.recipe import Recipe
 from ghostbatch.study.declare import Row, Study
 from ghostbatch.study.paper import table1
+from ghostbatch.study.rows import COLUMNS
 
 NETWORKS = ("f1-mnist", "c1-cifar10", "resnet44-cifar10")
-COLUMNS = ("SB", "LB", "+LR", "+GBN")
 
 
 def controls() -> Study:
@@ -26,27 +26,25 @@ def controls() -> Study:
     rows = {}
     declared = table1().rows
     for network in NETWORKS:
-        for column in COLUMNS:
+        for column in COLUMNS[:-1]:
             recipe = declared[network].columns[column]
-            columns = {"as declared": recipe}
-            for name, change in _habits(recipe).items():
-                columns[name] = change(recipe)
-            columns["all of them"] = recipe
-            for change in _habits(recipe).values():
-                columns["all of them"] = change(columns["all of them"])
+            habits = _habits(recipe)
+            everything = {name: value for habit in habits.values() for name, value in habit.items()}
+            changes = {"as declared": {}, **habits, "all of them": everything}
+            columns = {name: replace(recipe, **change) for name, change in changes.items()}
             paper = dict.fromkeys(columns, declared[network].paper[column])
             rows[f"{network} {column}"] = Row(columns, paper=paper)
     return Study("controls", rows)
 
 
-def _habits(recipe: Recipe) -> dict[str, Callable[[Recipe], Recipe]]:
-    """Return what the authors' code does and ``recipe`` does not, by the name of its column."""
-    habits: dict[str, Callable[[Recipe], Recipe]] = {
-        "authors pixels": lambda r: replace(r, normalisation="authors"),
-        "momentum reset": lambda r: replace(r, reset_momentum=True),
+def _habits(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Return what the authors' code does and ``recipe`` does not: fields, by their column."""
+    habits: dict[str, dict[str, Any]] = {
+        "authors pixels": {"normalisation": "authors"},
+        "momentum reset": {"reset_momentum": True},
     }
     if not recipe.augment:
-        habits["augmented"] = lambda r: replace(r, augment=True)
+        habits["augmented"] = {"augment": True}
     if recipe.lr_rule == "sqrt":
-        habits["base batch 256"] = lambda r: replace(r, base_batch=256)
+        habits["base batch 256"] = {"base_batch": 256}
     return habits

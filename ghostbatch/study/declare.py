@@ -109,16 +109,19 @@ class Study:
         chosen_rows = {name: row for name, row in self.rows.items() if name in (rows or self.rows)}
         for column in only or ():
             check_choice("columns", column, replace(self, rows=chosen_rows).columns)
+        seeds = list(dict.fromkeys(seeds or self.seeds))
         cells = []
         info = cache(find_info)  # a folder is listed, which takes long
         for name, row in chosen_rows.items():
             chosen = set(row.columns) & set(only or row.columns)
             chosen |= {row.columns[column].reference or column for column in chosen}
-            for column, seed in product(row.columns, seeds or self.seeds):
+            leading = [column for column, each in row.columns.items() if each.reference is None]
+            for column, seed in product(row.columns, seeds):
                 if column not in chosen:
                     continue
                 recipe = replace(row.columns[column], seed=seed)
                 if recipe.reference is not None:
+                    check_choice("reference", recipe.reference, leading)
                     reference = out.resolve() / name / recipe.reference / f"seed-{seed}"
                     recipe = replace(recipe, reference=str(reference))
                 samples = info(recipe.data, recipe.image_size, recipe.holdout).samples

@@ -214,7 +214,8 @@ class CellRunner:
         elif isinstance(error, InputError):
             self._refused.append(error)
         elif isinstance(error, OSError) and error.errno not in SHARED_ERRORS:
-            reason = f"{error.filename or 'file'}: {error.strerror}"
+            said = " ".join((error.strerror or str(error)).split())
+            reason = f"{error.filename or 'file'}: {said}"
         else:
             raise error
         self._unfinished.discard(self._key(cell))

@@ -72,18 +72,14 @@ def check_networks(cells: Iterable[Cell]) -> None:
 
     Networks are built without memory for their weights.
     """
-    seen = set()
-    for cell in cells:
-        recipe = cell.recipe
-        if (recipe.model, recipe.data, recipe.image_size) in seen:
-            continue
-        seen.add((recipe.model, recipe.data, recipe.image_size))
-        info = find_info(recipe.data, recipe.image_size)
+    rows = {(c.recipe.model, c.recipe.data, c.recipe.image_size): c.row for c in cells}
+    for (model, data, image_size), row in rows.items():
+        info = find_info(data, image_size)
         channels, size, _ = info.shape
         try:
             with torch.device("meta"):
-                find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+                find_model(model)(info.classes, in_channels=channels, image_size=size)
         except InputError as error:
-            problem = f"{recipe.data} does not fit the row {cell.row}: {error.problem}"
+            problem = f"{data} does not fit the row {row}: {error.problem}"
             remedy = "choose another data set, or other rows by --rows"
             raise InputError("data", problem, remedy) from None

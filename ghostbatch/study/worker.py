@@ -104,10 +104,17 @@ def _run(number: int, job: Job, reply: Reply, stop: Flag, streams: list[Any]) ->
         os._exit(1)
     except (InputError, OSError) as error:
         _release(error)
-        reply(number, error)
+        reply(number, _plain(error))
     except BaseException:  # a fault; on a GPU nothing can be trusted after some of them
         traceback.print_exc()
         os._exit(1)
+
+
+def _plain(error: InputError | OSError) -> Exception:
+    """Return an error that can be pickled, which those of some libraries cannot."""
+    if isinstance(error, InputError):
+        return error
+    return OSError(error.errno, error.strerror or str(error), error.filename)
 
 
 def _release(error: Exception) -> None:
@@ -162,5 +169,5 @@ def _listen(jobs: SimpleQueue[tuple[int, Job] | None]) -> None:
     try:
         while True:
             jobs.put(pickle.load(sys.stdin.buffer))  # noqa: S301 (from the study)
-    except EOFError:
+    except (EOFError, pickle.UnpicklingError):  # the second in the middle of a job
         os._exit(0)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_every_draw_of_the_separable_study_nears_its_limit_or_has_a_near_support
 @pytest.fixture
 def _small_scan(monkeypatch):
     monkeypatch.setattr(instruments, "DIRECTIONS", 4)
-    monkeypatch.setattr("ghostbatch.train.measure.IMAGES", 50)
+    monkeypatch.setattr(sys.modules["ghostbatch.train.measure"], "IMAGES", 50)
 
 
 @pytest.mark.usefixtures("_small_scan")

@@ -3,12 +3,16 @@
 import os
 import pickle
 import signal
+import sys
 import weakref
 from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +22,7 @@ from ghostbatch.files import locked
 from ghostbatch.study import Where, WorkerDied
 from ghostbatch.study.executor import Job
 from ghostbatch.study.local import LocalExecutor, _environment, _launch
-from ghostbatch.study.worker import _release
+from ghostbatch.study.worker import _listen, _release
 from ghostbatch.train import Summary, read_header, read_records, train
 
 CPU = Where(device="cpu")
@@ -44,6 +48,25 @@ def test_a_worker_that_refused_a_job_is_reused(executor, tiny, tmp_path):
         list(executor.submit(Job("one", tiny, tmp_path / "one", replace(CPU, micro=48))))
     list(executor.submit(Job("two", tiny, tmp_path / "two", CPU)))
     assert len(executor._workers) == 1
+
+
+def test_an_error_that_cannot_be_pickled_reaches_the_study_and_its_worker_is_reused(
+    executor, tiny, tmp_path
+):
+    job = Job("one", replace(tiny, model="python:small_networks:unreachable"), tmp_path / "1", CPU)
+    with pytest.raises(OSError, match="HTTP Error 404: Not Found") as caught:
+        list(executor.submit(job))
+    assert caught.value.filename == "http://weights"
+    list(executor.submit(Job("two", tiny, tmp_path / "two", CPU)))
+    assert len(executor._workers) == 1
+
+
+def test_a_worker_whose_study_is_gone_in_the_middle_of_a_job_ends(monkeypatch):
+    stdin = SimpleNamespace(buffer=BytesIO(pickle.dumps((0, "job" * 9), 4)[:-5]))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit, match="0"):
+        _listen(SimpleQueue())
 
 
 def test_a_device_has_a_worker_of_its_own_which_stays_for_the_next_job(executor, tiny, tmp_path):

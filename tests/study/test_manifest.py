@@ -16,6 +16,12 @@ def describe(study, columns=None, seeds=None, earlier=None):
     return held_part(study, study.cells(columns, seeds), earlier)
 
 
+def run(study, cells, out, on_event=lambda *_: None):
+    """Run cells with a fake executor."""
+    options = {"on_event": on_event, "where": Where(device="cpu")}
+    run_study(study, cells, out, jobs=1, make_executor=lambda _lock: FakeExecutor(), **options)
+
+
 def test_it_lists_columns_in_the_order_of_the_study():
     manifest = describe(find_study("quick"), ["+GBN", "SB"], [1, 0])
     assert manifest.name == "quick"
@@ -55,13 +61,7 @@ def test_it_is_written_before_the_first_run(tmp_path):
     study = find_study("quick")
     seen = []
     cells = study.cells(["SB"], [0])
-    run_study(
-        *(study, cells, tmp_path),
-        jobs=1,
-        on_event=lambda *_: seen.append(read_study(tmp_path)),
-        where=Where(device="cpu"),
-        make_executor=lambda _lock: FakeExecutor(),
-    )
+    run(study, cells, tmp_path, lambda *_: seen.append(read_study(tmp_path)))
     assert seen[0] == held_part(study, cells, None)
 
 
@@ -76,13 +76,7 @@ def test_what_another_command_adds_before_the_lock_is_kept(tmp_path, monkeypatch
         yield 0
 
     monkeypatch.setattr("ghostbatch.study.runner.locked", late_lock)
-    run_study(
-        *(study, cells, tmp_path),
-        jobs=1,
-        on_event=lambda *_: None,
-        where=Where(device="cpu"),
-        make_executor=lambda _lock: FakeExecutor(),
-    )
+    run(study, cells, tmp_path)
     assert read_study(tmp_path) == describe(study, ["SB"], [0], describe(study, ["LB"], [1]))
 
 
@@ -90,7 +84,7 @@ def test_the_folder_of_another_study_is_refused_and_left_alone(tmp_path):
     write_study(replace(find_study("quick"), name="other"), tmp_path)
     before = (tmp_path / "study.json").read_bytes()
     with pytest.raises(InputError, match=r"^out: the folder holds the study other; choose"):
-        run_study(Study("small"), [], tmp_path, jobs=1, on_event=lambda *_: None)
+        run(Study("small"), [], tmp_path)
     assert (tmp_path / "study.json").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
 

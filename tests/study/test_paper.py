@@ -10,7 +10,7 @@ from ghostbatch import Recipe
 from ghostbatch.errors import InputError
 from ghostbatch.recipe import LATEST
 from ghostbatch.report.figures import KINDS
-from ghostbatch.study import RECIPES, STUDIES, find_recipe, find_study
+from ghostbatch.study import RECIPES, STUDIES, Study, find_recipe, find_study
 from ghostbatch.study.studies import columns
 
 COLUMNS = ("SB", "LB", "+LR", "+GBN", "+RA")
@@ -45,20 +45,17 @@ def plans(study, row):
     return {cell.column: cell.plan for cell in study.cells(seeds=[0], rows=[row])}
 
 
+COLUMNS_OF_F1 = columns("f1-digits", batch=512, ghost=16)
+
+
 def rows_with(*columns):
     """Return every study and row that has these columns."""
-    studies = {name: find_study(name) for name in STUDIES}
-    studies["columns"] = columns_of_f1()
     return [
         (study, name)
-        for study in studies.values()
+        for study in (*map(find_study, STUDIES), COLUMNS_OF_F1)
         for name, row in study.rows.items()
         if set(columns) <= set(row.columns)
     ]
-
-
-def columns_of_f1():
-    return columns("f1-digits", batch=512, ghost=16)
 
 
 @pytest.mark.parametrize("name", TABLE_1)
@@ -90,8 +87,11 @@ def test_table_2_runs_lb_and_lr_at_2048_as_the_authors_and_also_at_the_large_bat
     assert set(find_study("table2").rows) == {"LB 4096", "LB 8192"}
 
 
-def test_the_study_of_any_recipe_has_the_papers_columns():
-    assert_cumulative(columns_of_f1().rows["f1-digits"], find_recipe("f1-digits"), 512, 16)
+@pytest.mark.parametrize(
+    ("study", "ghost"), [(find_study("quick"), 32), (COLUMNS_OF_F1, 16)], ids=["quick", "columns"]
+)
+def test_the_quick_study_and_that_of_any_recipe_have_the_papers_columns(study, ghost):
+    assert_cumulative(study.rows["f1-digits"], find_recipe("f1-digits"), 512, ghost)
 
 
 @pytest.mark.parametrize(("study", "row"), rows_with("SB", "+RA"), ids=str)
@@ -309,6 +309,21 @@ def test_the_column_that_another_one_follows_is_run_with_it(name, row, tmp_path)
     small, follower = (cell.plan for cell in cells)
     assert follower.recipe.reference == str(cells[0].folder(tmp_path.resolve()))
     assert follower.updates <= LATEST * small.updates
+
+
+def test_a_seed_that_is_named_twice_is_run_once():
+    study = replace(find_study("quick"), seeds=(1, 1))
+    assert len(study.cells(["SB"])) == len(study.cells(["SB"], [0, 0])) == 1
+
+
+@pytest.mark.parametrize("reference", ["by distance", "itself", "else"])
+def test_a_column_that_follows_no_run_of_its_own_is_refused(reference):
+    """The study would wait for it for ever."""
+    row = find_study("diffusion").rows["by distance"]
+    itself = replace(row.columns["by distance"], reference=reference)
+    study = Study("mine", {"row": replace(row, columns={**row.columns, "itself": itself})})
+    with pytest.raises(InputError, match=rf"^reference: '{reference}' is unknown; .*one of SB, "):
+        study.cells()
 
 
 def test_a_cell_that_cannot_be_planned_is_named():

@@ -32,11 +32,6 @@ def test_ranks_on_one_gpu_are_refused():
         find_devices("cuda:1", gpus=3, ranks=2)
 
 
-def test_a_device_that_ray_chooses_takes_as_many_jobs_as_allowed():
-    placement = Placement(["cuda"], jobs=3)
-    assert [placement.take(1.0) for _ in range(4)] == ["cuda", "cuda", "cuda", None]
-
-
 def test_the_share_of_a_gpu_grows_with_the_pixels_of_a_backward_pass():
     assert gpu_share(128, CIFAR) == 0.09375
     assert gpu_share(256, CIFAR) == 2 * gpu_share(128, CIFAR)
@@ -73,6 +68,7 @@ def test_no_more_jobs_run_than_allowed_over_all_devices():
     assert [placement.take(1 / 16) for _ in range(4)] == ["cuda:0", "cuda:1", "cuda:0", None]
 
 
-def test_a_cpu_takes_as_many_jobs_as_allowed():
-    placement = Placement(["cpu"], jobs=3)
-    assert [placement.take(1.0) for _ in range(4)] == ["cpu", "cpu", "cpu", None]
+@pytest.mark.parametrize("device", ["cpu", "cuda"], ids=["cpu", "gpus-that-ray-chooses"])
+def test_a_device_without_shares_takes_as_many_jobs_as_allowed(device):
+    placement = Placement([device], jobs=3)
+    assert [placement.take(1.0) for _ in range(4)] == [device, device, device, None]

@@ -40,25 +40,28 @@ def run(study, out, on_event=ignore, jobs=1):
 
 @pytest.fixture
 def drive(tmp_path):
-    """Run cells with a fake executor; return the events by the name of their cell."""
+    """Run cells with a fake executor; return failures, events by their columns, and jobs."""
 
-    def call(cells, executor, devices=("cpu",), jobs=2, **where):
-        events = []
-        CellRunner(
+    def call(cells, error=None, devices=("cpu",), jobs=1, **where):
+        executor, events = FakeExecutor(error), []
+        failures = CellRunner(
             *(tmp_path, executor, Placement(devices, jobs), Where(**where)),
-            lambda cell, event: events.append((cell.name, type(event).__name__, get_ident())),
+            lambda cell, event: events.append((cell.column, type(event).__name__, get_ident())),
         ).run(cells)
-        return events
+        assert {thread for *_, thread in events} == {get_ident()}
+        return failures, [event[:2] for event in events], executor.jobs
 
     return call
 
 
+def columns_of(jobs):
+    return [job.name.split()[1] for job in jobs]
+
+
 def test_any_executor_can_run_a_study_and_events_come_in_the_calling_thread(drive):
-    cells = find_study("quick").cells(["SB", "LB"], [0, 1])
-    events = drive(cells, FakeExecutor())
-    assert {thread for *_, thread in events} == {get_ident()}
-    for cell in cells:
-        assert [kind for name, kind, _ in events if name == cell.name] == ["Record", "Summary"]
+    _, events, _ = drive(find_study("quick").cells(["SB", "LB"], [0]), jobs=2)
+    for column in ("SB", "LB"):
+        assert [kind for name, kind in events if name == column] == ["Record", "Summary"]
 
 
 def test_without_jobs_the_cells_run_in_this_thread_one_after_another(tiny, tmp_path):
@@ -86,20 +89,17 @@ def test_without_jobs_a_refused_cell_fails_and_the_others_are_run(tiny, tmp_path
 
 
 def test_jobs_say_what_to_run_in_which_folder_and_on_which_device(drive, tmp_path):
-    executor = FakeExecutor()
     cells = find_study("quick").cells(["SB"], [0, 1])
-    drive(cells, executor, devices=("cuda:0", "cuda:1"), data_dir="here")
-    assert [job.recipe for job in executor.jobs] == [cell.recipe for cell in cells]
-    assert [job.folder for job in executor.jobs] == [cell.folder(tmp_path) for cell in cells]
-    assert executor.jobs[0].where == Where(device="cuda:0", data_dir="here")
-    assert executor.jobs[1].where == Where(device="cuda:1", data_dir="here")
+    *_, jobs = drive(cells, devices=("cuda:0", "cuda:1"), jobs=2, data_dir="here")
+    assert [job.recipe for job in jobs] == [cell.recipe for cell in cells]
+    assert [job.folder for job in jobs] == [cell.folder(tmp_path) for cell in cells]
+    assert jobs[0].where == Where(device="cuda:0", data_dir="here")
+    assert jobs[1].where == Where(device="cuda:1", data_dir="here")
 
 
 def test_only_cells_with_ghosts_and_a_larger_batch_are_split_into_micro_batches(drive):
-    executor = FakeExecutor()
-    cells = find_study("quick").cells(seeds=[0])
-    drive(cells, executor, micro=256)
-    micros = {job.name.split()[1]: job.where.micro for job in executor.jobs}
+    *_, jobs = drive(find_study("quick").cells(seeds=[0]), micro=256)
+    micros = dict(zip(columns_of(jobs), (job.where.micro for job in jobs), strict=True))
     assert micros == {"SB": None, "LB": None, "+LR": None, "+GBN": 256, "+RA": 256}
 
 
@@ -112,10 +112,8 @@ def crowded(drive, tiny, tmp_path):
         third = replace(large, batch=64, base_batch=64, **small)
         row = Row({"first": large, "second": large, "third": third})
         cells = Study("small", {"row": row}, seeds=(0,)).cells(out=tmp_path)
-        executor = FakeExecutor()
         cells.sort(key=lambda cell: cell.column)
-        drive(cells, executor, devices=("cuda:0",), jobs=8, micro=micro)
-        return [job.name.split()[1] for job in executor.jobs]
+        return columns_of(drive(cells, devices=("cuda:0",), jobs=8, micro=micro)[2])
 
     return call
 
@@ -137,30 +135,10 @@ def test_a_follower_waits_for_its_reference(crowded, reference):
 REFUSAL = InputError("checkpoint", "it cannot be read", "delete it")
 
 
-def test_a_refusal_of_the_only_cell_is_raised(drive):
+@pytest.mark.parametrize("columns", [["SB"], ["SB", "LB"]], ids=["the-only-one", "all"])
+def test_a_refusal_that_all_cells_share_is_raised(drive, columns):
     with pytest.raises(InputError, match="it cannot be read"):
-        drive(find_study("quick").cells(["SB"], [0]), FakeExecutor(REFUSAL))
-
-
-def test_a_refusal_that_all_cells_share_is_raised(drive):
-    cells = find_study("quick").cells(["SB", "LB"], [0])
-    with pytest.raises(InputError, match="it cannot be read"):
-        drive(cells, FakeExecutor(REFUSAL))
-
-
-@pytest.fixture
-def fail_at(tmp_path):
-    """Run cells whose jobs get errors from a function; return failures, events and the executor."""
-
-    def call(cells, error):
-        executor, events = FakeExecutor(error), []
-        failures = CellRunner(
-            *(tmp_path, executor, Placement(["cpu"], 1), Where()),
-            lambda cell, event: events.append((cell.column, type(event).__name__)),
-        ).run(cells)
-        return failures, events, [job.name.split()[1] for job in executor.jobs]
-
-    return call
+        drive(find_study("quick").cells(columns, [0]), REFUSAL)
 
 
 def only(column, *errors):
@@ -177,56 +155,62 @@ def died(how="SIGKILL"):
     return WorkerDied("f1-digits SB seed 0", how)
 
 
-def test_a_refused_cell_fails_at_once_and_the_others_go_on(fail_at):
+def test_a_refused_cell_fails_at_once_and_the_others_go_on(drive):
     cells = find_study("quick").cells(["SB", "LB"], [0])
-    failures, events, jobs = fail_at(cells, only("SB", REFUSAL))
+    failures, events, jobs = drive(cells, only("SB", REFUSAL))
     assert failures == [Failure("f1-digits SB seed 0", str(REFUSAL))]
-    assert jobs == ["SB", "LB"]
+    assert columns_of(jobs) == ["SB", "LB"]
     ended = [("SB", "Record"), ("SB", "Failure"), ("LB", "Record"), ("LB", "Summary")]
     assert events == ended
 
 
-def test_a_cell_whose_worker_dies_is_tried_again_after_the_others(fail_at):
+def test_a_cell_whose_worker_dies_is_tried_again_after_the_others(drive):
     cells = find_study("quick").cells(["SB", "LB"], [0])
     retry = r"^the worker for f1-digits SB seed 0 died \(SIGKILL\); .*attempt 2 of 3"
     with pytest.warns(UserWarning, match=retry):
-        failures, events, jobs = fail_at(cells, only("SB", died()))
+        failures, events, jobs = drive(cells, only("SB", died()))
     assert failures == []
-    assert jobs == ["SB", "LB", "SB"]
+    assert columns_of(jobs) == ["SB", "LB", "SB"]
     assert events[-1] == ("SB", "Summary")
 
 
 @pytest.mark.filterwarnings("ignore:the worker for")
-def test_a_cell_whose_worker_dies_three_times_has_failed(fail_at):
+def test_a_cell_whose_worker_dies_three_times_has_failed(drive):
     cells = find_study("quick").cells(["SB", "LB"], [0])
-    failures, events, jobs = fail_at(cells, only("SB", died(), died(), died("exit code 1")))
+    failures, events, jobs = drive(cells, only("SB", died(), died(), died("exit code 1")))
     reason = "its worker died 3 times, the last time by exit code 1"
     assert failures == [Failure("f1-digits SB seed 0", reason)]
-    assert jobs == ["SB", "LB", "SB", "SB"]
+    assert columns_of(jobs) == ["SB", "LB", "SB", "SB"]
     assert ("LB", "Summary") in events
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_full_disk_ends_the_study_because_every_cell_would_meet_it(fail_at, number):
+def test_a_full_disk_ends_the_study_because_every_cell_would_meet_it(drive, number):
     cells = find_study("quick").cells(["SB", "LB"], [0])
     with pytest.raises(OSError, match="full") as caught:
-        fail_at(cells, only("SB", OSError(number, "full", "checkpoint.pt")))
+        drive(cells, only("SB", OSError(number, "full", "checkpoint.pt")))
     assert caught.value.errno == number
 
 
-def test_another_error_of_a_file_concerns_its_cell_only(fail_at):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EACCES, "Permission denied", "run.json"), "run.json: Permission denied"),
+        (OSError("image file\nis truncated"), "file: image file is truncated"),
+    ],
+    ids=["of-the-system", "of-a-library"],
+)
+def test_another_error_of_a_file_concerns_its_cell_only(drive, error, reason):
     cells = find_study("quick").cells(["SB", "LB"], [0])
-    failures, *_ = fail_at(
-        cells, only("SB", OSError(errno.EACCES, "Permission denied", "run.json"))
-    )
-    assert failures == [Failure("f1-digits SB seed 0", "run.json: Permission denied")]
+    failures, *_ = drive(cells, only("SB", error))
+    assert failures == [Failure("f1-digits SB seed 0", reason)]
 
 
-def test_a_cell_that_follows_a_failed_one_is_left_out(fail_at, tmp_path):
+def test_a_cell_that_follows_a_failed_one_is_left_out(drive, tmp_path):
     cells = find_study("diffusion").cells(["by distance"], [0, 1], tmp_path)
     refused = iter([REFUSAL])
     with pytest.warns(UserWarning, match=r"is left out: the run that it follows failed$") as warned:
-        failures, events, _ = fail_at(
+        failures, events, _ = drive(
             cells, lambda job: next(refused, None) if "SB" in job.name else None
         )
     assert len(warned) == len(failures) == 1
@@ -237,10 +221,10 @@ def test_a_cell_that_follows_a_failed_one_is_left_out(fail_at, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:the worker for")
-def test_a_follower_waits_for_a_reference_that_is_tried_again(fail_at, tmp_path):
+def test_a_follower_waits_for_a_reference_that_is_tried_again(drive, tmp_path):
     cells = find_study("diffusion").cells(["by distance"], [0], tmp_path)
     deaths = iter([died(), died()])
-    order = fail_at(cells, lambda _job: next(deaths, None))[1]
+    order = drive(cells, lambda _job: next(deaths, None))[1]
     assert order[-1] == ("by distance", "Summary")
     assert order.index(("SB", "Summary")) < order.index(("by distance", "Record"))
 
@@ -259,11 +243,11 @@ def test_a_damaged_cell_fails_and_the_study_goes_on(tiny, tmp_path):
     assert read_records(tmp_path / "tiny" / "good" / "seed-0" / "metrics.jsonl")[-1].update == 16
 
 
-def test_a_thousand_waiting_cells_are_scheduled_in_seconds(fail_at, tmp_path):
-    """When a cell ends, those that wait are looked at: that must not take their number squared."""
+def test_a_thousand_waiting_cells_are_scheduled_in_seconds(drive, tmp_path):
+    """When a cell ends, all that wait are looked at."""
     cells = find_study("quick").cells(["SB"], range(1000), tmp_path)
     began = process_time()
-    failures, _, jobs = fail_at(cells, None)
+    failures, _, jobs = drive(cells, None)
     assert process_time() - began < 5
     assert failures == []
     assert len(jobs) == 1000

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from urllib.error import HTTPError
 
 import torch
 from torch import nn
@@ -19,6 +20,11 @@ def talking(num_classes=10, *, in_channels=1, image_size=28):
     """Return the network above, and log a line as ghostbatch does."""
     logging.getLogger("ghostbatch.ops").info("building %s", "it")
     return narrow(num_classes, in_channels=in_channels, image_size=image_size)
+
+
+def unreachable(*_, **__):
+    """Fail as a download does, with an error whose arguments pickle does not keep."""
+    raise HTTPError("http://weights", 404, "Not Found", {}, None)
 
 
 def dropping(num_classes=10, *, in_channels=1, image_size=28):
