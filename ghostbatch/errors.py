@@ -29,6 +29,18 @@ class InputError(ValueError):
         return type(self), (self.field, self.problem, self.remedy)
 
 
+def portable(error: InputError | OSError) -> InputError | OSError:
+    """Return an error that other processes can unpickle, which those of some libraries cannot."""
+    if isinstance(error, InputError):
+        return error
+    return OSError(error.errno, error.strerror or str(error), error.filename)
+
+
+def one_line(what: object) -> str:
+    """Return a text without line breaks."""
+    return " ".join(str(what).split())
+
+
 def check_choice(field: str, value: str, choices: Collection[str], *more: str) -> None:
     """Refuse a value that is not one of ``choices``; the remedy names ``more``, too."""
     if not (isinstance(value, str) and value in choices):

@@ -22,6 +22,7 @@ from ghostbatch.errors import (
     RankLocalError,
     RankLocalWarning,
     check_choice,
+    one_line,
 )
 from ghostbatch.stop import STOP_SIGNALS
 
@@ -70,8 +71,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:
-        place = error.filename or "file"
-        fail(f"{place}: {error.strerror}; free some space, or choose another folder", 1)
+        place, said = error.filename or "file", one_line(error.strerror or error)
+        fail(f"{place}: {said}; free some space, or choose another folder", 1)
 
 
 def run(argv: Sequence[str]) -> None:
@@ -140,4 +141,4 @@ def fail(line: str, code: int, every_rank: bool = False) -> None:
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as one line."""
     if is_first_rank() or isinstance(message, RankLocalWarning):
-        say(" ".join(str(message).split()))
+        say(one_line(message))

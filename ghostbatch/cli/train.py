@@ -203,6 +203,8 @@ def _read_repeat(words: Words) -> tuple[TrainOptions, Path, str]:
         device="cpu" if header["device"].startswith("cpu") else None,
         threads=header["threads"],
         evaluations=header.get("evaluations", RunOptions.evaluations),
+        noise_scale=header.get("noise_scale", False),
+        sharpness=header.get("sharpness", False),
         micro=None if micro == recipe.batch else micro,
     )
     options = parse_words(TrainOptions, words, "train", _defaults(recipe, run, words))

@@ -14,7 +14,7 @@ import torch
 
 from ghostbatch.data.augment import PadCropFlip
 from ghostbatch.data.datasets import ImageData, Split
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, one_line
 from ghostbatch.files import no_empty_folders
 from ghostbatch.optional import import_torchvision
 
@@ -143,4 +143,4 @@ def _damaged(name: str, folder: Path, problem: str) -> InputError:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error) or type(error).__name__

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 from ghostbatch.data import find_info
-from ghostbatch.errors import InputError, check_positive, check_seconds
+from ghostbatch.errors import InputError, check_positive, check_seconds, one_line
 from ghostbatch.files import locked, remove_leftovers
 from ghostbatch.study.declare import Cell, Study
 from ghostbatch.study.executor import Event, Executor, Failure, Job, Where, WorkerDied, forward
@@ -214,7 +214,7 @@ class CellRunner:
         elif isinstance(error, InputError):
             self._refused.append(error)
         elif isinstance(error, OSError) and error.errno not in SHARED_ERRORS:
-            said = " ".join((error.strerror or str(error)).split())
+            said = one_line(error.strerror or error)
             reason = f"{error.filename or 'file'}: {said}"
         else:
             raise error

@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from ghostbatch.errors import InputError, RankError
+from ghostbatch.errors import InputError, RankError, one_line, portable
 from ghostbatch.stop import Stopped
 from ghostbatch.study.executor import Event, Job, LogLine
 from ghostbatch.train import find_device
@@ -104,17 +104,10 @@ def _run(number: int, job: Job, reply: Reply, stop: Flag, streams: list[Any]) ->
         os._exit(1)
     except (InputError, OSError) as error:
         _release(error)
-        reply(number, _plain(error))
+        reply(number, portable(error))
     except BaseException:  # a fault; on a GPU nothing can be trusted after some of them
         traceback.print_exc()
         os._exit(1)
-
-
-def _plain(error: InputError | OSError) -> Exception:
-    """Return an error that can be pickled, which those of some libraries cannot."""
-    if isinstance(error, InputError):
-        return error
-    return OSError(error.errno, error.strerror or str(error), error.filename)
 
 
 def _release(error: Exception) -> None:
@@ -160,7 +153,7 @@ def _forward_log(reply: Reply) -> None:
     logger.addHandler(Forward())
 
     def log_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-        logger.warning(" ".join(str(message).split()))
+        logger.warning(one_line(message))
 
     warnings.showwarning = log_warning
 

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ghostbatch.data import Feed, Info
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, one_line
 from ghostbatch.nn import convertible, recalibrate
 from ghostbatch.nn.cross_rank import CrossRankBatchNorm
 from ghostbatch.recipe import Plan
 from ghostbatch.train.device import PROCESS
+from ghostbatch.train.explain import lacks_memory
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.state import State, autocast, parameter_dtype
 
@@ -99,13 +100,21 @@ def population_statistics(
 
 @torch.no_grad()
 def check_outputs(state: State, info: Info) -> None:
-    """Refuse a network that does not return a score for each class; it sees two empty images."""
+    """Refuse a network that fails on two empty images, or has no score for each class of them."""
     model, recipe = state.model, state.plan.recipe
     images = torch.zeros((2, *info.shape), device=state.device, dtype=parameter_dtype(recipe))
     training = model.training
     model.eval()
-    with autocast(recipe, state.device):
-        outputs = model(images)
+    try:
+        with autocast(recipe, state.device):
+            outputs = model(images)
+    except Exception as error:
+        if isinstance(error, InputError) or lacks_memory(error):
+            raise
+        size = " x ".join(map(str, info.shape))
+        reason = one_line(f"{type(error).__name__}: {error}")
+        problem = f"{recipe.model} fails on images of {size} ({reason})"
+        raise InputError("model", problem, "use a network for images of this size") from error
     model.train(training)
     found = f"a {type(outputs).__name__}"
     if isinstance(outputs, Tensor):

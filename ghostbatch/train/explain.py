@@ -28,7 +28,12 @@ def explain_faults(field: str, problem: str, remedy: str) -> Iterator[None]:
                 f"a process that decodes images ended ({text.split('.', 1)[0]})",
                 "run the same command again to continue; if memory ran out, use fewer workers",
             ) from None
-        is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if is_known or any(words in text for words in NO_MEMORY):
+        if lacks_memory(error):
             raise RankLocalError(field, problem, remedy) from None
         raise
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return whether an error says that memory has run out."""
+    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_known or any(words in str(error) for words in NO_MEMORY)

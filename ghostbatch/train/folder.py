@@ -115,8 +115,8 @@ class RunFolder:
     def begin(self, device: torch.device, threads: int, data: Data, **how: int | str) -> int:
         """Write ``run.json`` of a new run; return the thread count that the run started with.
 
-        ``how`` is what else it says: micro-batch and evaluations, which a repetition needs, and
-        the engine.
+        ``how`` is what else it says: micro-batch, evaluations and what they measure, which a
+        repetition needs, and the engine.
         """
         if not self.header:
             backend = norm_backend(self.recipe, device)

@@ -164,7 +164,7 @@ def train(
             kind = choose_update(state, feed, ranks, capture)
             count = threads or torch.get_num_threads()
             how: dict[str, int | str] = {"micro": split.micro, "evaluations": evaluations}
-            how["engine"] = kind.engine
+            how |= {"noise_scale": noise_scale, "sharpness": sharpness, "engine": kind.engine}
             run = state, feed, split, ranks
             problem = f"{split.shard} samples at a time do not fit into this device's memory"
             with (

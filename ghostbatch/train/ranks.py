@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ghostbatch.errors import InputError, RankError
+from ghostbatch.errors import InputError, RankError, portable
 
 Answer = TypeVar("Answer")
 
@@ -47,7 +47,7 @@ class Ranks:
             try:
                 box = [ask()]
             except (InputError, OSError) as error:
-                box = [error]
+                box = [portable(error)]
         dist.broadcast_object_list(box)
         if isinstance(box[0], InputError | OSError):
             raise box[0]
@@ -70,7 +70,7 @@ class Ranks:
         try:
             found = ask()
         except (InputError, OSError) as error:
-            refusal = error
+            refusal = portable(error)
         everyone = self.gather(refusal, group)
         if group is not None:
             dist.destroy_process_group(group)

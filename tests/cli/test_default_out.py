@@ -82,6 +82,14 @@ def test_a_repeated_run_writes_the_same_bytes(run, tiny, tmp_path, outcome):
     assert headers[0] == headers[1]
 
 
+def test_a_repeated_run_measures_what_the_first_one_did(run, tiny, tmp_path):
+    train(tiny, out=tmp_path / "first", threads=1, noise_scale=True)
+    assert run("train", "--from", "first", "--out", "second")[0] == 0
+    records = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("first", "second")]
+    assert records[0] == records[1]
+    assert b"noise_scale" in records[0]
+
+
 def test_flags_change_a_repeated_run(run, tiny, tmp_path):
     train(tiny, out=tmp_path / "first", threads=1)
     _, out, _ = run(*"train --seed 1 --from first --out second --ghost none --micro none".split())

@@ -136,6 +136,14 @@ def test_a_network_without_an_output_for_every_class_is_refused_before_anything_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_network_that_fails_on_the_images_is_refused_before_anything_is_written(tiny, tmp_path):
+    recipe = replace(tiny, model="torchvision:alexnet", data="synthetic:3x16x16", ghost=None)
+    line = r"^model: torchvision:alexnet fails on images of 3 x 16 x 16 \(RuntimeError: .*\); use a"
+    with pytest.raises(InputError, match=line):
+        train(recipe, out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
 def test_more_outputs_than_classes_are_fine(tiny, monkeypatch):
     monkeypatch.setitem(MODELS, "mine", outputs(12))
     assert train(replace(tiny, model="mine", ghost=None)).status == "finished"
