@@ -133,15 +133,12 @@ def _missing(name: str, paths: list[Path]) -> InputError:
     folder = paths[0].parent
     lacking = [path.name for path in paths if not path.exists()]
     what = "is not" if len(lacking) == len(paths) else f"lacks {', '.join(lacking)}"
-    remedy = (
-        "set download (--download) to get it, or name the folder that holds it by data_dir "
-        "(--data-dir) or GHOSTBATCH_DATA"
-    )
+    remedy = "set download to get it, or set data_dir or GHOSTBATCH_DATA to the folder that has it"
     return InputError("data", f"{name} {what} in {folder}", remedy)
 
 
 def _damaged(name: str, folder: Path, problem: str) -> InputError:
-    remedy = f"delete {folder} and set download (--download) to get it again"
+    remedy = f"delete {folder} and set download to get it again"
     return InputError("data", f"{name} in {folder} is damaged: {problem}", remedy)
 
 
