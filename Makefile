@@ -48,6 +48,7 @@ oldest: $(OLDEST_READY)
 # $(call install,FOLDER,OPTIONS,EXTRAS) makes an environment in FOLDER; OPTIONS are for pip or uv pip.
 # Without EXTRAS it has those for development.
 define install
+	@echo "setting up $(1), which takes minutes and several GB"
 	@if command -v uv >/dev/null 2>&1; then \
 		uv venv --quiet --allow-existing --python $(PYTHON) $(1) && \
 		uv pip install --quiet --python $(1)/bin/python $(2) -e '.[$(or $(3),dev)]'; \

@@ -2,8 +2,9 @@
 
     python examples/ghost_norm_in_your_model.py
 
-A small convolutional network is trained on random images at batch 512, first as written and then
-with ghosts of 64: the parameters, the optimizer and the checkpoint stay the same.
+A small convolutional network is trained on random images at batch 512: as written, then with ghosts
+of 64, then with plain batch norm again. The parameters and the optimizer stay the same objects, and
+checkpoints load in both directions.
 """
 
 import torch

@@ -133,7 +133,7 @@ def _missing(name: str, paths: list[Path]) -> InputError:
     folder = paths[0].parent
     lacking = [path.name for path in paths if not path.exists()]
     what = "is not" if len(lacking) == len(paths) else f"lacks {', '.join(lacking)}"
-    remedy = "set download to get it, or set data_dir or GHOSTBATCH_DATA to where it is"
+    remedy = "set download to get it, or set data_dir or GHOSTBATCH_DATA to the folder that has it"
     return InputError("data", f"{name} {what} in {folder}", remedy)
 
 

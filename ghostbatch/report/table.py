@@ -42,10 +42,13 @@ def _notes(results: Results, row: str) -> list[str]:
         for group in groups
         for status, count in group.unfinished.items()
     ]
+    held = {group.column: group.runs[0].plan.recipe.holdout for group in groups}
+    if len(held) > 1 and len(set(held.values())) == 1:
+        held = {"all columns": groups[0].runs[0].plan.recipe.holdout}
     notes += [
-        f"{group.column}: accuracy on {held:,} held-out training images, not on the test set"
-        for group in groups
-        if (held := group.runs[0].plan.recipe.holdout)
+        f"{column}: accuracy on {count:,} held-out training images, not on the test set"
+        for column, count in held.items()
+        if count
     ]
     notes += [
         f"{group.column}: {show_spread(averaged.values())} % with averaged weights"

@@ -22,7 +22,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
         except ImportError:
             raise InputError(
-                "tensorboard", "it is not installed", "pip install 'ghostbatch[tensorboard]'"
+                "tensorboard", "is not installed", "run pip install 'ghostbatch[tensorboard]'"
             ) from None
         self._open = SummaryWriter
         self._folder = folder

@@ -126,6 +126,8 @@ class TrainProgress:
         most = "at most " if recipe.hold == "distance" else ""
         per = f" per {recipe.batch:,}" if recipe.grow else ""
         norm = f"{plan.ghosts:,} ghosts of {recipe.ghost:,}{per}" if recipe.ghost else "no ghosts"
+        held = f"{recipe.holdout:,} held-out training images"
+        evaluated = held if recipe.holdout else "the whole test set"
         begins = f"continues after update {now.update:,}" if now.update else "a new run"
         return {
             "recipe": f"{self._name}: {recipe.model}, {recipe.precision}, seed {recipe.seed}",
@@ -136,7 +138,7 @@ class TrainProgress:
             f"{plan.epoch(now.end):.4g} epochs",
             "rates": f"{show_rates(plan)}: learning rate (from update)",
             "folder": f"{self._out}: {begins}",
-            "losses": "training: mean since the record before; validation: the whole test set",
+            "losses": f"training: mean since the record before; validation: {evaluated}",
         }
 
 

@@ -68,6 +68,12 @@ def test_train_says_how_its_batch_grows(run):
     assert "batch            32 (0), 96 (13)" in out
 
 
+def test_train_says_that_it_evaluates_on_held_out_images(run):
+    said, _ = banner(run(*SHORT, "--holdout", "1000")[1])
+    assert said["data"] == "digits: 3,000 training images"
+    assert said["losses"].endswith("; validation: 1,000 held-out training images")
+
+
 def test_train_tells_a_run_that_ended_now_from_one_that_had_ended(run):
     first, again = (run(*SHORT)[1].splitlines() for _ in range(2))
     assert first[-1].startswith("finished: accuracy ")

@@ -140,6 +140,15 @@ def test_accuracies_on_held_out_images_are_marked(tmp_path, tiny):
     assert "on 1,000 held-out training images" in page.read_text()  # a mark
 
 
+def test_columns_that_all_have_held_out_images_share_one_note(tmp_path, tiny):
+    for column in ("SB", "LB"):
+        out = tmp_path / "row" / column / "seed-0"
+        train(replace(tiny, holdout=1000), out=out, evaluations=1)
+    _, (table,) = write_report(tmp_path)
+    notes = [note for note in table.notes if "held-out" in note]
+    assert notes == ["all columns: accuracy on 1,000 held-out training images, not on the test set"]
+
+
 def test_without_study_json_rows_and_columns_are_the_names_of_the_folders(folder):
     declared = read_results(folder)
     (folder / "study.json").rename(folder / "aside")

@@ -99,5 +99,5 @@ def test_without_the_package_it_is_refused_by_name(tmp_path, monkeypatch):
     with pytest.raises(InputError) as caught:
         TensorBoard(tmp_path)
     assert str(caught.value) == (
-        "tensorboard: it is not installed; pip install 'ghostbatch[tensorboard]'"
+        "tensorboard: is not installed; run pip install 'ghostbatch[tensorboard]'"
     )
