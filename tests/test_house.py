@@ -127,3 +127,11 @@ def test_the_oldest_supported_versions_are_those_that_make_oldest_tests_with():
     for name in ("torch", "torchvision", "numpy"):
         (bounds,) = (r.specifier for r in requirements if r.name == name)
         assert str(bounds) == ">=" + tested[name].removesuffix(".0")
+
+
+def test_the_oldest_python_of_the_classifiers_is_the_one_that_is_required_and_checked_for():
+    pyproject = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
+    project = pyproject["project"]
+    named = [line.rpartition(" :: ")[2] for line in project["classifiers"] if "Python ::" in line]
+    assert project["requires-python"] == f">={named[0]}"
+    assert pyproject["tool"]["ruff"]["target-version"] == f"py{named[0].replace('.', '')}"

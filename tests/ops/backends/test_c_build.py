@@ -73,15 +73,26 @@ def test_without_a_cache_it_is_compiled_for_this_process(fresh, tmp_path, obstac
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_without_a_compiler_tensor_code_is_used_without_a_warning(fresh, monkeypatch):
+@pytest.mark.parametrize("named", [None, "/nonexistent"])
+def test_without_a_compiler_tensor_code_is_used_and_one_line_of_the_log_says_so(
+    fresh, monkeypatch, caplog, named
+):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
+    if named:
+        monkeypatch.setenv("CC", named)
+    caplog.set_level("INFO", "ghostbatch")
+    build._log_no_compiler.cache_clear()
     x = draw(8, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not select.has_kernels(x)
         assert_close(ghost_batch_norm(x, ghost=4), ghost_batch_norm_reference(x, ghost=4))
+        assert not select.has_kernels(x.float())
     assert not fresh
+    assert [record.getMessage() for record in caplog.records] == [
+        "no C compiler ($CC, cc, gcc or clang) is found, so slower tensor code is used"
+    ]
 
 
 def test_a_compiler_that_fails_is_named_once_and_tensor_code_is_used(fresh, tmp_path, monkeypatch):

@@ -44,8 +44,11 @@ class BuildError(RuntimeError):
 @lru_cache
 def library(dtype: torch.dtype, *options: str) -> ctypes.CDLL | None:
     """Return the kernels for tensors of this dtype; None if it has none or there is no compiler."""
+    if dtype not in TYPES:
+        return None
     compiler = find_compiler()
-    if dtype not in TYPES or compiler is None:
+    if compiler is None:
+        _log_no_compiler()
         return None
     try:
         return _load(compiler, (*COMPILE, *TYPES[dtype], *options))
@@ -63,6 +66,12 @@ def find_compiler() -> tuple[str, ...] | None:
         if path := shutil.which(name):
             return path, *options
     return None
+
+
+@lru_cache
+def _log_no_compiler() -> None:
+    if sys.platform == "linux":  # elsewhere there are no kernels to compile
+        log.info("no C compiler ($CC, cc, gcc or clang) is found, so slower tensor code is used")
 
 
 def _load(compiler: tuple[str, ...], options: tuple[str, ...]) -> ctypes.CDLL:
