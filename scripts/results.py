@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -201,8 +202,9 @@ def _about(*names: str) -> list[str]:
 
 
 def _plots(results: Results) -> list[Plot]:
-    """Return the figures of a row: of table 1 one, of the calibration none."""
-    chosen = {"table1": ("error-by-update",), "calibration": ()}.get(results.study.name)
+    """Return the figures of a row: one of table 1, none of studies that compare single settings."""
+    few: dict[str, tuple[str, ...]] = {"table1": ("error-by-update",)}
+    chosen = {**few, "calibration": (), "controls": ()}.get(results.study.name)
     return [p for p in row_figures(results) if chosen is None or p.name in chosen]
 
 
@@ -229,7 +231,9 @@ def _row(row: str, results: Results) -> list[str]:
     recipe = runs[0].plan.recipe
     regime = recipe.regime
     rates = [f"{regime.lr:g}", *(f"{drop[1]:g} from epoch {drop[0]}" for drop in regime.drops)]
-    command = f"ghostbatch study {results.study.name} --rows {row} --precision {recipe.precision}"
+    command = (
+        f"ghostbatch study {results.study.name} --rows {quote(row)} --precision {recipe.precision}"
+    )
     warm_up = any(group.column.endswith(WARM_UP) for group in results.rows[row])
     origin = (
         f"{'; '.join(sorted(machines))}; {recipe.precision}. The first column has the rate "
