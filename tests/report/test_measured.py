@@ -1,13 +1,13 @@
 """Figures of noise scale and sharpness: only where runs measured them."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from finished_runs import write_study_folder
+from finished_runs import add_measured, write_study_folder
 
-from ghostbatch.files import add_crc, parse_line
+from ghostbatch.report import charts
 from ghostbatch.report.figures import row_figures
+from ghostbatch.report.measured import noise_scale, sharpness
 from ghostbatch.report.runs import read_results
 from ghostbatch.study import Row, Study
 
@@ -17,15 +17,8 @@ def folder(tiny, tmp_path):
     """Return a study of two columns, of which the second was measured."""
     columns = {"SB": tiny, "LB": replace(tiny, batch=128)}
     write_study_folder(Study("two", {"row": Row(columns)}, seeds=(0, 1)), tmp_path)
-    for path in tmp_path.glob("row/LB/*/metrics.jsonl"):
-        lines = [parse_line(line) for line in path.read_bytes().splitlines()]
-        for fields in lines:
-            if fields["split"] == "validation":
-                update = fields["update"]
-                end = None if update > 4 else 200.0 + update
-                fields |= {"noise_scale": 100.0 + update, "noise_scale_low": 50.0}
-                fields |= {"noise_scale_high": end, "sharpness": 8.0}
-        path.write_text("".join(add_crc(json.dumps(fields)) + "\n" for fields in lines))
+    for metrics in tmp_path.glob("row/LB/*/metrics.jsonl"):
+        add_measured(metrics)
     return tmp_path
 
 
@@ -41,6 +34,17 @@ def test_a_run_that_measured_them_has_both_figures_with_its_own_values(folder):
     assert noise["high"] == [None if u > 4 else 200 + u for u in noise["update"]]
     assert sharp["product"] == pytest.approx([8 * rate for rate in sharp["lr"]])
     assert set(sharp["edge"]) == {3.8}
+
+
+def test_their_declarations_are_valid_vega_lite(folder, monkeypatch):
+    checked = []
+    monkeypatch.setattr(
+        charts, "declared", lambda chart: checked.append(chart.to_dict(validate=True)) or {}
+    )
+    groups = read_results(folder).rows["row"]
+    assert noise_scale(groups, {})
+    assert sharpness(groups, {})
+    assert len(checked) == 2
 
 
 def test_runs_that_measured_nothing_have_neither(folder):
