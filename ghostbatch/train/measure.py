@@ -39,7 +39,7 @@ PART = 128
 """Images of a part of a network without batch norm."""
 
 GROUPS = 8
-"""Most groups of parts; their spread gives the interval of the noise scale."""
+"""About how many groups the parts form; their spread gives the interval of the noise scale."""
 
 IMAGES = 1000
 """Training images of the loss whose sharpness is measured."""

@@ -49,11 +49,14 @@ class Record:
     clipped: float | None = None
     """Fraction of these updates that were clipped."""
     noise_scale: float | None = None
-    """In a validation record, if it is measured: the gradient noise scale, in samples."""
+    """In a validation record, if it is measured: the gradient noise scale, in samples.
+
+    It is infinite, and null in ``metrics.jsonl``, if the estimate of |G|^2 is not above 0.
+    """
     noise_scale_low: float | None = None
     """Lower end of its 95 % interval."""
     noise_scale_high: float | None = None
-    """Upper end of the interval; None if it has none."""
+    """Upper end of the interval; infinite, and null in the file, if it has none."""
     sharpness: float | None = None
     """In a validation record, if it is measured: the largest eigenvalue of the Hessian of the loss
     over a thousand training images."""
