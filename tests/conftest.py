@@ -23,9 +23,14 @@ if not torch.cuda.is_available():
     # Triton then runs kernels in its interpreter; this must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A shell starts background jobs with Ctrl-C ignored; processes that tests start would inherit it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts background jobs with Ctrl-C ignored, and nohup ignores the end of the terminal.
+# Processes that tests start would inherit that.
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 def pytest_report_header() -> str:
