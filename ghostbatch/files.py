@@ -126,7 +126,7 @@ def to_checked_json(fields: dict[str, Any], indent: int | None = None) -> bytes:
 def read_checked_json(path: Path) -> dict[str, Any]:
     """Return the fields of a JSON file without their checksum; raise `DamagedError` if it differs.
 
-    A file without a checksum, of an earlier version, is read as it is.
+    A file without a checksum, such as one written by hand, is read as it is.
     """
     fields = _parse(read_regular(path))
     if "checksum" in fields and fields.pop("checksum") != _digest(fields):
@@ -146,7 +146,7 @@ def add_crc(line: str) -> str:
 def parse_line(line: bytes) -> dict[str, Any]:
     """Return the object of a line without its CRC; raise `DamagedError` if it differs.
 
-    A line without one, of an earlier version, is read as it is.
+    A line without one, such as one of another program, is read as it is.
     """
     content, found, crc = line.rpartition(b', "crc": "')
     if found and crc != b'%08x"}' % zlib.crc32(content):

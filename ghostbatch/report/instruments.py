@@ -102,8 +102,7 @@ def _walk(found: dict[str, Any], _: Study) -> list[Plot]:
 
 
 def _separable(found: dict[str, Any], _: Study) -> list[Plot]:
-    # A file of an earlier version holds a single draw.
-    draws = found.get("draws") or [{**found, "length": float(np.linalg.norm(found["vector"]))}]
+    draws = found["draws"]
     names = [f"draw {index}" for index in range(len(draws))]
     rows: list[tuple[object, ...]] = []
     lines, ends = [], []
@@ -113,9 +112,8 @@ def _separable(found: dict[str, Any], _: Study) -> list[Plot]:
         products = gaps * np.log(t)
         for values in zip(t, np.log(t), lengths, products, strict=True):
             rows.append((name, *values))
-        limit = f"{draw['limit']:.4f}" if "limit" in draw else "–"
-        left = f"{t[-1] ** -draw['slack']:.0e}" if "slack" in draw else "–"
-        lines.append((name, limit, f"{products[-1]:.4f}", f"{gaps[-1] * lengths[-1]:.4f}", left))
+        ratios = (f"{each:.4f}" for each in (draw["limit"], products[-1], gaps[-1] * lengths[-1]))
+        lines.append((name, *ratios, f"{t[-1] ** -draw['slack']:.0e}"))
         ends.append(products[-1])
     data = data_of(("draw", "time", "log_time", "length", "product"), rows)
 
@@ -180,7 +178,7 @@ def _potential(found: dict[str, Any], _: Study) -> list[Plot]:
         columns=3,
         data=alt.NamedData(name=NAME),
     )
-    drawn = " (Glorot's)" if found.get("init") == "glorot" else ""
+    drawn = " (Glorot's)" if found["init"] == "glorot" else ""
     caption = (
         f"Root-mean-square deviation of the loss of {found['model']} from its value at the initial "
         f"weights{drawn}, by distance from them, at {len(scan.losses):,} random places, for "

@@ -197,11 +197,9 @@ def measure(instrument: Instrument, out: Path, where: Where, on_progress: OnProg
     """Write an instrument's file, unless there is one of the same recipe and the same runs."""
     target, wanted = out / f"{instrument.name}.json", _wanted(instrument, out)
     try:
-        if target.exists():
-            found = {"init": "network"} | json.loads(target.read_text())
-            if wanted.items() <= found.items():
-                return
-    except (ValueError, TypeError):
+        if target.exists() and wanted.items() <= json.loads(target.read_text()).items():
+            return
+    except (ValueError, TypeError, AttributeError):
         raise _unreadable(target) from None
     with locked(out):
         _write(target, MEASUREMENTS[instrument.name](instrument, out, where, on_progress))

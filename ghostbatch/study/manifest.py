@@ -56,15 +56,20 @@ def read_study(folder: Path) -> Study | None:
         rows = {}
         for name, row in fields["rows"].items():
             columns = {column: Recipe.from_dict(each) for column, each in row["columns"].items()}
-            rows[name] = Row(columns, tuple(row["figures"]), row["note"], row.get("paper", {}))
+            rows[name] = Row(columns, tuple(row["figures"]), row["note"], row["paper"])
         instruments = tuple(
             Instrument(each["name"], each["recipe"] and Recipe.from_dict(each["recipe"]))
             for each in fields["instruments"]
         )
-        later = {name: fields[name] for name in ("scale", "evaluations") if name in fields}
-        targets = tuple(fields.get("targets", ()))
-        seeds = tuple(fields["seeds"])
-        return Study(fields["name"], rows, seeds, instruments, targets=targets, **later)
+        return Study(
+            name=fields["name"],
+            rows=rows,
+            seeds=tuple(fields["seeds"]),
+            instruments=instruments,
+            scale=fields["scale"],
+            evaluations=fields["evaluations"],
+            targets=tuple(fields["targets"]),
+        )
     except (ValueError, TypeError, KeyError, AttributeError):
         remedy = "delete it and run the study again"
         raise InputError("folder", f"{path} cannot be read", remedy) from None

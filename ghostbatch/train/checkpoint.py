@@ -13,9 +13,8 @@ from ghostbatch.errors import InputError
 from ghostbatch.files import DamagedError, atomic_file, check_regular
 from ghostbatch.recipe import Recipe
 
-FORMAT = 3
-READABLE = (2, FORMAT)
-"""Format 2 has no header."""
+FORMAT = 4
+"""Number of the format; a checkpoint of another one is refused."""
 
 
 class Checkpoints:
@@ -71,7 +70,7 @@ class Checkpoints:
 
     def _check(self, path: Path, content: dict[str, Any]) -> None:
         """Refuse an intact checkpoint of another version or of another recipe."""
-        if content["format"] not in READABLE:
+        if content["format"] != FORMAT:
             order = "newer" if content["format"] > FORMAT else "older"
             raise InputError(
                 "checkpoint",

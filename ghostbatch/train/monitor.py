@@ -86,21 +86,19 @@ class Monitor:
         return {name: total / updates for name, total in zip(MEANS, sums, strict=True)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain numbers for a checkpoint, under the names of checkpoint format 2."""
-        *sums, updates = self._sums.tolist()
-        first, above = float(self._first), int(self._above)
+        """Return plain numbers for a checkpoint."""
+        first = float(self._first)
         return {
-            "tally": {"sums": sums, "updates": int(updates)},
-            "watch": {"start": None if isnan(first) else first, "above": above},
+            "sums": self._sums.tolist(),
+            "first": None if isnan(first) else first,
+            "above": int(self._above),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        tally, watch = state["tally"], state["watch"]
-        sums = [*tally["sums"], tally["updates"]]
-        self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
-        self._first.fill_(torch.nan if watch["start"] is None else watch["start"])
-        self._above.fill_(watch["above"])
+        self._sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
+        self._first.fill_(torch.nan if state["first"] is None else state["first"])
+        self._above.fill_(state["above"])
 
 
 def _problem(loss: float, norm: float) -> str:

@@ -34,7 +34,8 @@ from ghostbatch.train.device import PROCESS
 from ghostbatch.train.monitor import Monitor
 from ghostbatch.train.reference import DropTargets
 
-PARTS = ("model", "optimizer", "scheduler", "distance")
+PARTS = ("model", "optimizer", "scheduler", "distance", "monitor", "skipped")
+"""The attributes of a state with a state_dict of their own."""
 KERNELS = ("fused", "foreach", "capturable")
 """Options of some optimizers that depend on their device, not on the run."""
 
@@ -119,9 +120,7 @@ class State:
         parts = {name: getattr(self, name).state_dict() for name in self._parts}
         for group in parts["optimizer"]["param_groups"]:
             group["lr"] = float(group["lr"])
-        counts = {"update": self.update, "seconds": self.seconds}
-        skipped = {"skipped": self.skipped.state_dict()}
-        return {**parts, **self.monitor.state_dict(), **counts, **skipped}
+        return {**parts, "update": self.update, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state`` was taken, also on another kind of device."""
@@ -137,8 +136,6 @@ class State:
                 if isinstance(value, Tensor) and value.shape == weight.shape:
                     kept[name] = torch.empty_like(weight).copy_(value)
         self._put_rates_on_device()
-        self.monitor.load_state_dict(state)
-        self.skipped.load_state_dict(state.get("skipped", {}))  # earlier versions have none
         self.update, self.seconds = state["update"], state["seconds"]
 
 

@@ -31,7 +31,8 @@ def page(tmp_path_factory):
     row = Row(dict.fromkeys(columns, recipe), (*figures, "gain-at-drop"), paper={"SB": 90.0})
     t = [float(10**k) for k in range(1, 9)]
     draw = {"times": t, "distances": [log(x) for x in t], "gaps": [1 / log(x) for x in t]}
-    (out / "separable.json").write_text(json.dumps({**draw, "vector": [1.0, 0.0]}))
+    draw |= {"length": 1.0, "limit": 1.0, "slack": 0.1}
+    (out / "separable.json").write_text(json.dumps({"draws": [draw]}))
     study = Study("a study", {"f1-digits": row}, (0, 1), (Instrument("separable"),))
     write_study(study, out)
     return write_report(out)[0]

@@ -17,7 +17,7 @@ from ghostbatch.report.runs import Results, read_results
 from ghostbatch.study import Instrument, Row, Study, find_recipe
 from ghostbatch.study.manifest import write_study
 
-POTENTIAL = {"walked": 15.0, "images": 1000, "model": "f1", "data": "digits"}
+POTENTIAL = {"walked": 15.0, "images": 1000, "model": "f1", "data": "digits", "init": "network"}
 
 
 def write_walks(folder):
@@ -90,17 +90,15 @@ def test_a_damaged_file_is_named_and_the_other_instruments_are_shown(tmp_path):
     assert "<td>brownian</td><td>2.00</td>" in page.read_text()
 
 
-def test_separable_data_of_one_draw_and_of_several_have_the_same_figures(tmp_path):
+def test_separable_data_have_a_curve_and_a_line_for_each_draw(tmp_path):
     t = np.geomspace(10, 1e20, 30)
     draw = {"times": t.tolist(), "distances": (2 * np.log(t)).tolist()}
-    draw["gaps"] = (0.25 / np.log(t)).tolist()
-    several = {"draws": [{**draw, "length": 2.0, "limit": 0.25, "slack": 0.1}] * 3}
-    for found, count in (({**draw, "vector": [2.0, 0.0]}, 1), (several, 3)):
-        (tmp_path / "separable.json").write_text(json.dumps(found))
-        length, gap = instrument_figures(read_results(tmp_path), tmp_path)
-        assert len(set(length.data["draw"])) == count
-        assert length.data["length"][:30] == pytest.approx(np.log(t).tolist(), rel=1e-4)
-        assert set(gap.data["product"]) == {0.25}
+    draw |= {"gaps": (0.25 / np.log(t)).tolist(), "length": 2.0, "limit": 0.25, "slack": 0.1}
+    (tmp_path / "separable.json").write_text(json.dumps({"draws": [draw] * 3}))
+    length, gap = instrument_figures(read_results(tmp_path), tmp_path)
+    assert len(set(length.data["draw"])) == len(gap.fits.lines) == 3
+    assert length.data["length"][:30] == pytest.approx(np.log(t).tolist(), rel=1e-4)
+    assert set(gap.data["product"]) == {0.25}
     assert gap.fits.lines[0] == ("draw 0", "0.2500", "0.2500", "0.2500", "1e-02")
 
 

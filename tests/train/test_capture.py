@@ -38,7 +38,7 @@ def run(kind, recipe, micro=None, updates=UPDATES, is_eager=False):
         found |= {f"{name} {number}": kept.cpu() for name, kept in buffers.items()}
     for name, average in saved.get("average", {"sums": {}})["sums"].items():
         found[f"average of {name}"] = average.cpu()
-    found["sums"] = torch.tensor(saved["tally"]["sums"])
+    found["sums"] = torch.tensor(saved["monitor"]["sums"])
     found["rate"] = torch.tensor(saved["optimizer"]["param_groups"][0]["lr"])
     return found
 

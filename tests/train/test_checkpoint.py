@@ -89,14 +89,6 @@ def test_a_flipped_bit_anywhere_leaves_the_checkpoint_as_it_was_or_the_one_befor
         newest.write_bytes(written)
 
 
-def test_a_checkpoint_of_the_format_before_continues(tiny, tmp_path, outcome):
-    train(tiny, out=tmp_path / "whole")
-    half_done(tiny, tmp_path / "cut")
-    rewrite_checkpoint(tmp_path / "cut" / "checkpoint.pt", header=None, format=2)
-    train(tiny, out=tmp_path / "cut")
-    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
-
-
 @pytest.mark.parametrize(("number", "word"), [(99, "newer"), (1, "older")])
 def test_a_checkpoint_of_another_format_is_refused_by_name(tiny, tmp_path, number, word):
     half_done(tiny, tmp_path)

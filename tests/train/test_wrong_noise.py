@@ -31,7 +31,7 @@ def gradients(recipe):
     """Return the gradients of a first update, which is not clipped, and its logged loss."""
     update = before_update(replace(recipe, clip=None))
     update()
-    loss = update.state.monitor.state_dict()["tally"]["sums"][0]
+    loss = update.state.monitor.state_dict()["sums"][0]
     return {name: p.grad for name, p in update.state.model.named_parameters()}, loss
 
 
