@@ -9,14 +9,17 @@ The peer has plain batch norm, the same network, clipping and SGD. On a GPU it h
 channels_last, fused SGD, torch.compile and one CUDA graph, and its batch lies ready; on a CPU it is
 an eager loop in fp32 that gathers each batch from normalised images. The last column is the peer's
 time over ours, of the same run. "128x8" are eight runs side by side, in threads that take turns as
-in `ghostbatch.train`, against one peer; their time is that of an update of each.
+in `ghostbatch.train`, against one peer; their time is that of an update of each. ``--turns`` and
+``--ahead`` compare other turns with those of `ghostbatch.train`, which are 20 and 0.
 """
 
 import argparse
 import gc
 import json
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -105,7 +108,14 @@ def peer_update(network: str, batch: int) -> Callable[[], Any]:
 
 
 class SideBySide:
-    """Updates of several runs, each in a thread with a CUDA stream of its own."""
+    """Updates of several runs, each in a thread with a CUDA stream of its own.
+
+    A run launches ``turn`` updates while the others launch none. Then it waits until it is at most
+    ``ahead`` turns ahead of the GPU.
+    """
+
+    turn = READ_EVERY["cuda"]
+    ahead = 0
 
     def __init__(self, network: str, batch: int, runs: int) -> None:
         self._pool = ThreadPoolExecutor(runs)
@@ -118,17 +128,20 @@ class SideBySide:
             return our_update(network, batch)
 
     def run(self, count: int) -> None:
-        """Run so many updates of each, as `ghostbatch.train` does."""
+        """Run so many updates of each."""
         list(self._pool.map(lambda number: self._run(number, count), range(len(self.updates))))
 
     def _run(self, number: int, count: int) -> None:
-        every = READ_EVERY["cuda"]
+        launched: deque[Any] = deque()  # the ends of turns
         with torch.cuda.stream(self._streams[number]):
-            for first in range(0, count, every):
+            for first in range(0, count, self.turn):
                 with LAUNCHES:
-                    for _ in range(min(every, count - first)):
+                    for _ in range(min(self.turn, count - first)):
                         self.updates[number]()
-                self.updates[number].state.monitor.read()
+                launched.append(self._streams[number].record_event())
+                if len(launched) > self.ahead:
+                    launched.popleft().synchronize()
+        self._streams[number].synchronize()
 
     def __call__(self) -> None:
         """Run one update of each."""
@@ -168,6 +181,30 @@ def milliseconds(*updates: Callable[[], Any]) -> list[float]:
     return [median(times) for times in zip(*rounds, strict=True)]
 
 
+def compare_turns(
+    update: SideBySide, turns: Sequence[int], ahead: Sequence[int]
+) -> list[dict[str, float]]:
+    """Time an update of each run with other turns."""
+    found = []
+    for update.turn, update.ahead in product(turns, ahead):
+        (ms,) = milliseconds(update)
+        found.append({"turn": update.turn, "ahead": update.ahead, "ms": ms})
+        print(f"  turns of {update.turn}, {update.ahead} ahead: {ms:.3f} ms")
+    return found
+
+
+def host_milliseconds(update: Update) -> float:
+    """Return the time that the host takes to launch an update, on a GPU that waits for nothing."""
+    count = 10
+    torch.cuda.synchronize()
+    began = perf_counter()
+    for _ in range(count):
+        update()
+    spent = perf_counter() - began
+    torch.cuda.synchronize()
+    return 1e3 * spent / count
+
+
 def profile(update: Callable[[], Any]) -> dict[str, list[float]]:
     """Return milliseconds per update and launches of the kernels that take most of the time."""
     if not ON_GPU:
@@ -184,7 +221,7 @@ def profile(update: Callable[[], Any]) -> dict[str, list[float]]:
     return found
 
 
-def measure(network: str, batch: int, runs: int, with_peer: bool) -> dict[str, Any]:
+def measure(network: str, batch: int, runs: int, options: argparse.Namespace) -> dict[str, Any]:
     """Time our update, or one of each of several runs, and the peer's."""
     found: dict[str, Any] = {"network": network, "batch": batch, "runs": runs}
     began = perf_counter()
@@ -194,7 +231,7 @@ def measure(network: str, batch: int, runs: int, with_peer: bool) -> dict[str, A
     if ON_GPU:
         torch.cuda.synchronize()
     found["seconds to the first update"] = perf_counter() - began
-    if with_peer:
+    if not options.no_peer:
         began = perf_counter()
         peer = peer_update(network, batch)
         found["seconds to compile the peer"] = perf_counter() - began
@@ -204,6 +241,10 @@ def measure(network: str, batch: int, runs: int, with_peer: bool) -> dict[str, A
     else:
         (found["ms"],) = milliseconds(update)
     found["images/s"] = 1e3 * batch * runs / found["ms"]
+    if isinstance(update, SideBySide):
+        found["other turns"] = compare_turns(update, options.turns, options.ahead)
+    elif ON_GPU:
+        found["host ms"] = host_milliseconds(update)
     found["kernels"] = profile(update) if alone else {}
     found["problem"] = update.state.monitor.read().problem
     update.close()
@@ -224,6 +265,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", default=CASES, help="NETWORK:BATCH or NETWORK:BATCHxRUNS, ...")
     parser.add_argument("--no-peer", action="store_true", help="leave torch.compile out")
+    whole = {"type": int, "nargs": "*"}
+    parser.add_argument("--turns", **whole, default=(), help="updates of a turn, to compare")
+    parser.add_argument("--ahead", **whole, default=(0,), help="turns that a run may be ahead")
     parser.add_argument("--json", type=Path, help="write all figures here")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -231,7 +275,7 @@ def main() -> None:
     for case in options.cases.split(","):
         network, _, sizes = case.partition(":")
         batch, _, runs = sizes.partition("x")
-        results.append(measure(network, int(batch), int(runs or 1), not options.no_peer))
+        results.append(measure(network, int(batch), int(runs or 1), options))
         if options.json:
             gpu = torch.cuda.get_device_name() if ON_GPU else None
             report = {"gpu": gpu, "torch": torch.__version__, "results": results}
