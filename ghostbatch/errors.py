@@ -89,15 +89,24 @@ def _is_a(value: Any, kind: type) -> bool:
     return isinstance(value, int | float if kind is float else kind)
 
 
-def check_positive(**numbers: int | Fraction | None) -> None:
-    """Raise `InputError` if a number is below 1 or not whole; None and fractions are allowed."""
+def check_is(field: str, value: object, kind: type | tuple[type, ...], what: str) -> None:
+    """Refuse a value of another type; ``what`` says what was wanted, such as "a path"."""
+    if not isinstance(value, kind):
+        raise InputError(field, f"this {type(value).__name__} is not {what}", "give one")
+
+
+def check_positive(**numbers: int | Fraction) -> None:
+    """Raise `InputError` if a number is below 1 or not whole; fractions are allowed."""
     for name, value in numbers.items():
-        if value is None:
-            continue
         if isinstance(value, bool) or not isinstance(value, Integral | Fraction):
             raise InputError(name, f"{value!r} is not a whole number", "use 1 or more")
         if value < 1:
             raise InputError(name, f"{value} is below 1", "use 1 or more")
+
+
+def check_positive_or_none(**numbers: int | Fraction | None) -> None:
+    """Raise `InputError` if a number that is given is below 1 or not whole."""
+    check_positive(**{name: value for name, value in numbers.items() if value is not None})
 
 
 def check_seconds(**times: float) -> None:

@@ -6,11 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock, call
 
 import pytest
+import torch
 
 import ghostbatch as gb
 from ghostbatch import cli, optional
@@ -145,6 +147,17 @@ def test_the_loggers_of_the_docs_get_every_record(tmp_path, monkeypatch):
     run = sys.modules["wandb"].init.return_value.__enter__.return_value
     assert run.log.mock_calls == expected
     assert sys.modules["mlflow"].log_metrics.mock_calls == expected
+
+
+def test_the_page_on_runs_names_everything_in_a_checkpoint(tiny, tmp_path):
+    gb.train(replace(tiny, ema=0.9), out=tmp_path)
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    tables = (DOCS / "runs.md").read_text().partition("## A checkpoint")[2]
+    first, second = tables.split("| key in `state` |")
+    for keys, table in ((saved, first), (saved["state"], second)):
+        named = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+        assert {name for names in named for name in re.findall(r"`(\w+)`", names)} == keys.keys()
+    assert f"the number of this layout, {saved['format']};" in first
 
 
 @pytest.mark.parametrize("command", sorted(OTHERS))

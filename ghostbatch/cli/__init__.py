@@ -4,6 +4,7 @@ Each command is a module here, imported when it is used. So ``--version`` and ``
 import torch, and only commands that draw import a plotting library.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -72,7 +73,11 @@ def main() -> None:
         raise SystemExit(1) from None
     except OSError as error:
         place, said = error.filename or "file", one_line(error.strerror or error)
-        fail(f"{place}: {said}; free some space, or choose another folder", 1)
+        forbidden = error.errno in (errno.EACCES, errno.EPERM)
+        fail(
+            f"{place}: {said}; {'' if forbidden else 'free some space, or '}choose another folder",
+            1,
+        )
 
 
 def run(argv: Sequence[str]) -> None:

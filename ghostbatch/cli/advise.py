@@ -70,6 +70,17 @@ def command(argv: Sequence[str]) -> None:
 
 def _plans(options: AdviseOptions) -> tuple[Plan, Plan]:
     """Return the plans of the regime at both batches; the warm-up is that of the large one."""
+    if options.samples is not None and options.samples < options.batch:
+        problem = f"{options.samples} are fewer than batch {options.batch}"
+        raise InputError("samples", problem, "give the size of your training set")
+    try:
+        return _make_plans(options)
+    except InputError as error:  # flags here are called without what they are part of
+        field, remedy = (text.replace("regime.", "") for text in (error.field, error.remedy))
+        raise InputError(field, error.problem, remedy) from None
+
+
+def _make_plans(options: AdviseOptions) -> tuple[Plan, Plan]:
     regime = Regime(lr=options.lr, epochs=options.epochs, drops=options.drops)
     recipe = Recipe(  # no advice depends on the network and the data that stand in here
         model="f1",

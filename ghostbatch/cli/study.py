@@ -17,7 +17,7 @@ from ghostbatch.cli.notices import say
 from ghostbatch.cli.plan import find_ghost
 from ghostbatch.cli.report import print_report
 from ghostbatch.cli.words import Words, sort_words
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_positive
 from ghostbatch.recipe import Precision
 from ghostbatch.recipes import RECIPES, find_recipe
 from ghostbatch.report.terminal import (
@@ -42,7 +42,7 @@ from ghostbatch.study import (
 from ghostbatch.study.executor import Executor
 from ghostbatch.study.local import LocalExecutor
 from ghostbatch.study.ray import RayExecutor
-from ghostbatch.study.runner import read_ended
+from ghostbatch.study.runner import check_study, read_ended
 from ghostbatch.study.select import (
     check_networks,
     held_out,
@@ -118,9 +118,11 @@ def command(argv: Sequence[str]) -> None:
     jobs = options.jobs
     if jobs == 0 and options.ray is not None:
         raise InputError("ray", "jobs 0 runs in this process", "leave out one of them")
+    check_positive(ranks=where.ranks)
     if jobs is None:  # Ray queues what it has no room for
         jobs = max(1, cores() // where.ranks if options.ray is None else len(cells))
     if options.dry_run:
+        check_study(study, cells, out, jobs, where)
         console.print(describe_cost(_cost(cells, out, options, jobs)))
         return
     with progress_bars(console) as bars:

@@ -41,6 +41,7 @@ from ghostbatch.train import (
     read_header,
     train,
 )
+from ghostbatch.train.folder import RunFolder
 from ghostbatch.train.ranks import TIMEOUT
 from ghostbatch.train.reference import read_drop_targets
 
@@ -216,8 +217,10 @@ def _print_estimates(recipe: Recipe, run: RunOptions, console: Console) -> None:
     """Print the recipe, its updates, and the memory and time that it would need here."""
     info = find_info(recipe.data, recipe.image_size, recipe.holdout)
     plan = recipe.plan(info.samples)
+    if run.out is not None:
+        RunFolder(run.out, plan)  # refuses what the run would refuse, as the next line does
     if recipe.hold == "distance":
-        read_drop_targets(plan)  # refuses what the run would refuse
+        read_drop_targets(plan)
     data = "the images are decoded during the run"
     if not is_folder(recipe.data):
         data = f"{data_bytes(info) / 2**20:,.0f} MiB for the data"

@@ -14,7 +14,7 @@ from ghostbatch.data.feed import TensorFeed
 from ghostbatch.data.folder import FolderData, FolderFeed, list_folder
 from ghostbatch.data.skipped import OnBadImage, SkippedImages
 from ghostbatch.data.synthetic import parse, synthetic
-from ghostbatch.errors import InputError, check_choice
+from ghostbatch.errors import InputError, check_choice, check_is
 
 Data = ImageData | FolderData
 """A data set: its images in memory, or the paths of its files."""
@@ -165,6 +165,8 @@ def load(
 
 def find_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path:
     """Return the absolute path of ``data_dir``, else of GHOSTBATCH_DATA, else of ``data`` here."""
+    if data_dir is not None:
+        check_is("data_dir", data_dir, (str, os.PathLike), "a path")
     chosen = Path(data_dir or os.environ.get("GHOSTBATCH_DATA") or "data")
     return chosen.expanduser().absolute()  # messages show the path
 

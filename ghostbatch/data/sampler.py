@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 
 from ghostbatch.data.split import BatchSplit
 from ghostbatch.data.stream import PermutationStream
-from ghostbatch.errors import InputError, check_positive
+from ghostbatch.errors import InputError, check_positive, check_positive_or_none
 
 
 class ExactBatchSampler(Sampler[list[int]]):
@@ -58,7 +58,8 @@ class ExactBatchSampler(Sampler[list[int]]):
         rank: int | None = None,
         ranks: int | None = None,
     ) -> None:
-        check_positive(samples=samples, batch=batch, updates=updates, ranks=ranks)
+        check_positive(samples=samples, batch=batch)
+        check_positive_or_none(updates=updates, ranks=ranks)
         rank, ranks = _find_ranks(rank, ranks)
         self.stream = PermutationStream(samples, batch, seed)
         split = BatchSplit(batch, batch if micro is None else micro, ranks, multiple_of=1)

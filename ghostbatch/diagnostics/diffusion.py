@@ -17,7 +17,7 @@ from ghostbatch.diagnostics.bootstrap import (
     power_interval,
     tangent,
 )
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_is
 
 LOWEST, HIGHEST = 0.05, 10.0
 """Range in which the exponent is searched."""
@@ -131,6 +131,7 @@ def fit_diffusion(
 
     """
     t, d = _sorted_by_time(updates, distances)
+    check_is("level", level, float, "a number between 0 and 1")
     if not (0 < level < 1 and (resamples >= 99 or resamples == 0)):
         raise InputError("level", f"{level} of {resamples} resamples", "use 0.95 of 999")
     log_t, bootstrap = np.log(t), BlockBootstrap(resamples, seed, level)
@@ -193,7 +194,10 @@ def slope_and_exponent(updates: Sequence[float], distances: Sequence[float]) -> 
 
 def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tuple[Array, Array]:
     """Return at most `MOST_POINTS` of both in order of time: residuals are correlated in time."""
-    t, d = np.asarray(updates, dtype=float), np.asarray(distances, dtype=float)
+    try:
+        t, d = np.asarray(updates, dtype=float), np.asarray(distances, dtype=float)
+    except (TypeError, ValueError):
+        raise InputError("updates", "not all are numbers", "leave the others out") from None
     if t.shape != d.shape or t.ndim != 1:
         raise InputError("updates", f"{t.shape} against {d.shape}", "give one distance for each")
     if not (np.isfinite(t).all() and (t >= 1).all()):

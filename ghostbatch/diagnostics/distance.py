@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ghostbatch.errors import InputError, check_choice
+from ghostbatch.errors import InputError, check_choice, check_is
 from ghostbatch.optim.groups import is_bias, norm_parameters, wide_dtype
 
 Keep = Literal["exact", "cpu", "bf16"]
@@ -68,6 +68,7 @@ class WeightDistance:
     def __init__(
         self, model: nn.Module, *, keep: Keep = "exact", norms: bool = True, biases: bool = True
     ) -> None:
+        check_is("model", model, nn.Module, "a torch.nn.Module")
         check_choice("keep", keep, get_args(Keep))
         self._keep = keep
         model = _unwrapped(model)
@@ -98,9 +99,10 @@ class WeightDistance:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Measure from the initial weights in a checkpoint."""
-        start: dict[str, Tensor] = state_dict["start"]
+        start: dict[str, Tensor] = state_dict.get("start", {})
         if {n: t.shape for n, t in start.items()} != {n: t.shape for n, t in self._start.items()}:
-            raise ValueError("the saved weights are those of another model")
+            problem = "its initial weights are those of another model"
+            raise InputError("state_dict", problem, "load that of this model")
         self._keep_start({n: redistribute(t, self._parameters[n]) for n, t in start.items()})
         self._rounding |= state_dict.get("rounding", {})
 

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ghostbatch.diagnostics.distance import as_dtensor
 from ghostbatch.diagnostics.ratio import ratio_interval
-from ghostbatch.errors import InputError, check_positive
+from ghostbatch.errors import InputError, check_is, check_positive
 from ghostbatch.ops.running.groups import name_of, ranks_in, resolve
 
 Gradient = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -108,6 +108,7 @@ class GradientNoiseScale:
     def __init__(
         self, model: nn.Module, *, process_group: "dist.ProcessGroup | str | None" = None
     ) -> None:
+        check_is("model", model, nn.Module, "a torch.nn.Module")
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         if not self._parameters:
             raise InputError("model", "has no trainable parameters", "set requires_grad")
@@ -197,6 +198,9 @@ class GradientNoiseScale:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the averages of ``state_dict``."""
+        if missing := {"sums", "length", "done"} - state_dict.keys():
+            problem = f"it has no {', '.join(sorted(missing))}"
+            raise InputError("state_dict", problem, "load what state_dict returned")
         sums, device = state_dict["sums"], self._parameters[0].device
         self._length, self._done = state_dict["length"], state_dict["done"]
         self._sums = None if sums is None else torch.tensor(sums, dtype=torch.float64).to(device)
@@ -223,7 +227,11 @@ class GradientNoiseScale:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the `_totals` of each part's summed gradient, and their sum over all ranks."""
         gradients = list(map(_vector, parts))
-        sizes = [samples] * len(gradients) if isinstance(samples, int) else list(samples or ())
+        if len({len(gradient) for gradient in gradients}) > 1:
+            problem = "they have different numbers of values"
+            raise InputError("parts", problem, "give the whole gradient of each part")
+        one: Any = samples
+        sizes = list(samples) if isinstance(samples, Sequence) else [one] * len(gradients)
         if len(sizes) != len(gradients) or not gradients:
             problem = f"{len(sizes)} numbers for {len(gradients)} parts"
             raise InputError("samples", problem, "give one for each part, or one for all")
@@ -261,9 +269,11 @@ class GradientNoiseScale:
 
 def _vector(gradient: Gradient) -> Tensor:
     """Return a gradient as one vector."""
+    tensors = list(gradient.values() if isinstance(gradient, Mapping) else gradient)
     if isinstance(gradient, Tensor):
-        return gradient.flatten()
-    tensors = gradient.values() if isinstance(gradient, Mapping) else gradient
+        tensors = [gradient]
+    for tensor in tensors:
+        check_is("parts", tensor, Tensor, "a tensor")
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 

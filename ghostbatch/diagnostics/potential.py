@@ -9,6 +9,7 @@ and at the deviation with the mean trend removed.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ from ghostbatch.diagnostics.roughness import (
 )
 from ghostbatch.diagnostics.scan import Scan, batch_statistics, random_steps
 from ghostbatch.draws import key
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_is, check_positive
+from ghostbatch.optim.regime import check_rate
 
 
 @dataclass(frozen=True)
@@ -121,26 +123,37 @@ def random_potential(
     (4.0, 0.0)
 
     """
-    if not (np.isfinite(radius) and radius > 0):
-        problem = f"{radius} is not a finite distance above 0"
-        raise InputError("radius", problem, "use the distance of a training run")
+    check_is("model", model, nn.Module, "a torch.nn.Module")
+    check_rate("radius", radius)
+    if not radius:
+        raise InputError("radius", "it is 0", "use the distance of a training run")
+    check_is("bins", bins, Sequence, "a sequence of numbers")
+    check_positive(samples=samples)
+    for count in bins:
+        check_positive(bins=count)
     if samples < 2:
         raise InputError("samples", f"{samples} is below 2", "use 1000")
-    if any(count < 1 for count in bins):
-        raise InputError("bins", f"{tuple(bins)} are not all above 0", "use (10, 20, 50)")
     draw = np.random.default_rng(key(seed, "distances"))
     distances = draw.uniform(0, radius, samples).tolist()
     with batch_statistics(model), random_steps(model) as move:
-        origin = float(loss(model))
+        origin = _value(loss(model))
         count = sum(p.numel() for p in model.parameters() if p.requires_grad)
         settings = {"radius": radius, "seed": seed, "weights": count, "origin": origin}
         scan = Scan(None if resume is None else Path(resume), settings)
         try:
             for number in range(len(scan.losses), samples):
                 move(distances[number], key(seed, "direction", number))
-                scan.add(float(loss(model)))
+                scan.add(_value(loss(model)))
                 if on_sample is not None:
                     on_sample(number + 1)
         finally:
             scan.write()
     return RandomPotential.from_losses(distances, scan.losses[:samples], origin, radius, bins)
+
+
+def _value(loss: Tensor | float) -> float:
+    """Return a loss as a number; refuse anything else."""
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.item()
+    check_is("loss", loss, Real, "one number")
+    return float(loss)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ghostbatch.diagnostics.distance import as_dtensor
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_is
 from ghostbatch.files import atomic_file
 from ghostbatch.nn import to_ghost, to_plain
+from ghostbatch.nn.keep import kept_buffers
 from ghostbatch.ops import LOCAL
 from ghostbatch.ops.backends.select import has_kernels
 from ghostbatch.optim.groups import wide_dtype
@@ -61,6 +62,7 @@ def random_steps(model: nn.Module) -> Iterator[Callable[[float, int], None]]:
 
 def trainable(model: nn.Module) -> list[Tensor]:
     """Return the trainable weights; refuse a model without any, or with some on other devices."""
+    check_is("model", model, nn.Module, "a torch.nn.Module")
     weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     if not weights:
         raise InputError("model", "has no trainable parameters", "set requires_grad")
@@ -71,14 +73,15 @@ def trainable(model: nn.Module) -> list[Tensor]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[dict[Tensor, Tensor]]:
-    """Yield a copy of each parameter and buffer; restore them bit for bit on exit."""
-    copies = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
-    try:
-        yield copies
-    finally:
-        with torch.no_grad():
-            for tensor, copy in copies.items():
-                tensor.copy_(copy)
+    """Yield a copy of each parameter; restore parameters and buffers bit for bit on exit."""
+    copies: dict[Tensor, Tensor] = {p: p.detach().clone() for p in model.parameters()}
+    with kept_buffers(model):
+        try:
+            yield copies
+        finally:
+            with torch.no_grad():
+                for parameter, copy in copies.items():
+                    parameter.copy_(copy)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ghostbatch.diagnostics import GradientNoiseScale, WeightDistance
-from ghostbatch.errors import InputError, check_positive
+from ghostbatch.errors import InputError, check_positive, check_positive_or_none
 from ghostbatch.nn import to_ghost
 from ghostbatch.optim import Rule, adapt, lr_scale, scale_rates
 from ghostbatch.optim.adaptation import HeldTime, Time, stretch_factor
@@ -68,7 +68,8 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
         clip: float | None = 5.0,
         noise_scale: bool = False,
     ) -> None:
-        check_positive(batch=batch, base_batch=base_batch, ghost=ghost)
+        check_positive(batch=batch, base_batch=base_batch)
+        check_positive_or_none(ghost=ghost)
         stretch_factor(batch, base_batch, rule, hold, unit)  # refuses what it does not know
         self.batch, self.base_batch, self.ghost = batch, base_batch, ghost
         self.rule, self.hold, self.unit, self.clip = rule, hold, unit, clip

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_is
 from ghostbatch.nn import norm
 from ghostbatch.ops import Running
 from ghostbatch.ops.functional import check_options
@@ -76,6 +76,7 @@ def to_ghost(
     they may add behaviour that would be lost, and scripted layers and layers whose ``forward`` was
     replaced, because a change of their class would have no effect.
     """
+    check_is("model", model, nn.Module, "a torch.nn.Module")
     check_options(ghost, running or "sequential")
     for name, layer in model.named_modules():
         if isinstance(layer, nn.SyncBatchNorm):
@@ -112,6 +113,7 @@ def to_plain(model: Model) -> Model:
 
     Layers that cannot be converted are left alone with a warning, as in `to_ghost`.
     """
+    check_is("model", model, nn.Module, "a torch.nn.Module")
     left_alone = {}
     for name, layer in model.named_modules():
         known = type(layer) in PLAIN_OF

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_is
 from ghostbatch.ops.backends.base import is_traced
 from ghostbatch.ops.patches import patch_width, patches
 
@@ -117,6 +117,7 @@ def fold_convolutions(model: Model, folds: dict[Shape, int] | None = None) -> Mo
     GPU, in bf16 and channels_last. ``folds`` gives the output pixels of a group for each shape, by
     default those that are fastest on an H200. Layers whose ``forward`` was replaced are left alone.
     """
+    check_is("model", model, nn.Module, "a torch.nn.Module")
     by_default = folds is None
     folds = FOLDS if folds is None else folds
     for size, pixels in folds.items():
@@ -137,6 +138,7 @@ def fold_convolutions(model: Model, folds: dict[Shape, int] | None = None) -> Mo
 
 def unfold_convolutions(model: Model) -> Model:
     """Make every folded convolution of ``model`` plain again, in place; return the model."""
+    check_is("model", model, nn.Module, "a torch.nn.Module")
     for layer in model.modules():
         if type(layer) in (FoldedConv2d, PatchConv2d):
             layer.__class__ = nn.Conv2d

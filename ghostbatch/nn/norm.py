@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_is
 from ghostbatch.ops import Running, ghost_batch_norm
 from ghostbatch.ops.functional import check_options
 from ghostbatch.ops.reference import Activation
@@ -221,6 +221,7 @@ def sync_statistics(model: nn.Module) -> None:
     forwards without backward; ranks may have run different numbers of them. On one rank it does
     nothing.
     """
+    check_is("model", model, nn.Module, "a torch.nn.Module")
     layers: dict[tuple[Group, torch.device], dict[int, RunningStats]] = {}
     for layer in model.modules():
         if not isinstance(layer, GhostBatchNorm):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_is
+from ghostbatch.nn.keep import kept_buffers
 from ghostbatch.nn.norm import GhostBatchNorm
 from ghostbatch.ops.running.groups import LOCAL, Group, gather, ranks_in
 from ghostbatch.ops.running.pending import forget_pending
@@ -35,6 +36,9 @@ def recalibrate(model: Model, batches: Iterable[Tensor | Sequence[Any]]) -> Mode
         batches: inputs of the model, or tuples whose first item is the input.
 
     """
+    check_is("model", model, nn.Module, "a torch.nn.Module")
+    if isinstance(batches, Tensor):
+        raise InputError("batches", "this is a single tensor, not several", "pass [inputs]")
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     averages = {norm: Average(norm) for norm in norms}
     devices = {t.device for t in chain(model.parameters(), model.buffers()) if t.is_cuda}
@@ -42,6 +46,7 @@ def recalibrate(model: Model, batches: Iterable[Tensor | Sequence[Any]]) -> Mode
         torch.no_grad(),
         torch.random.fork_rng(devices=list(devices)),
         _uncompiled(),
+        kept_buffers(model),
         _collecting(model, averages),
     ):
         for batch in batches:
@@ -91,7 +96,7 @@ class Average:
 
 @contextmanager
 def _collecting(model: nn.Module, averages: dict[_BatchNorm, Average]) -> Iterator[None]:
-    """Let every forward of a norm layer add to its average; the layer's own buffers stay as is."""
+    """Let every forward of a norm layer add to its average; the caller puts its buffers back."""
     with ExitStack() as stack:
 
         def replace(layer: nn.Module, **options: Any) -> None:
@@ -104,8 +109,8 @@ def _collecting(model: nn.Module, averages: dict[_BatchNorm, Average]) -> Iterat
         for norm, average in averages.items():
             replace(norm, momentum=None, track_running_stats=True)
             for name in ("running_mean", "running_var"):
-                replace(norm, **{name: getattr(norm, name).clone()})
-            replace(norm, num_batches_tracked=average.ghosts.long())
+                setattr(norm, name, getattr(norm, name).clone())
+            norm.num_batches_tracked = average.ghosts.long()
             if isinstance(norm, GhostBatchNorm):
                 replace(norm, running="sequential", process_group=LOCAL)
             stack.callback(norm.register_forward_pre_hook(average.begin, prepend=True).remove)

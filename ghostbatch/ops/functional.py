@@ -125,11 +125,11 @@ def _train(
         y, statistics, second = ghost_norm(call)
         _update_compiled(stats, statistics.detach()[::2], group)
         return y, second
-    samples, ghost = call.x.shape[0], call.ghost
-    if samples % ghost and ranks_in(group) > 1:
+    ghost = call.ghost
+    if call.x.shape[0] % ghost and ranks_in(group) > 1:
         warnings.warn(
-            f"this rank's batch of {samples} is not a multiple of the ghost size {ghost}, so its "
-            f"ghosts differ from those on one rank; use a batch per rank that {ghost} divides",
+            f"this rank's batch is not a multiple of the ghost size {ghost}, so its ghosts differ "
+            f"from those on one rank; use a batch per rank that {ghost} divides",
             stacklevel=4,
         )
     in_forward = stats if updates_in_forward(group) else None

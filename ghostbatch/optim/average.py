@@ -91,9 +91,10 @@ class WeightAverage:
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the sums in a checkpoint."""
-        saved: dict[str, Tensor] = state_dict["sums"]
+        saved: dict[str, Tensor] = state_dict.get("sums", {})
         if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in self._sums.items()}:
-            raise ValueError("the saved average is that of another model")
+            problem = "its average is that of another model"
+            raise InputError("state_dict", problem, "load that of this model")
         for name, weighted in self._sums.items():
             weighted.copy_(saved[name])
         self._total.copy_(state_dict["total"])

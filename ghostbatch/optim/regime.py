@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache, partial
-from math import cos, floor, inf, isfinite, pi
+from math import cos, floor, inf, pi
 from numbers import Rational
+from sys import float_info
 from typing import Any, Literal, NamedTuple
 
-from ghostbatch.errors import InputError, check_types
+from ghostbatch.errors import InputError, check_is, check_types
 
 Epochs = int | float | Fraction
 """A time or a length."""
@@ -87,6 +88,7 @@ class Regime:
             if not fits:
                 problem = f"{getattr(self, field)} is not {needed}"
                 raise InputError(f"regime.{field}", problem, remedy)
+        check_is("regime.drops", self.drops, Sequence, "a sequence of drops")
         self._check_schedule()
         self._check_drops()
         drops = tuple((epoch, *map(float, rates)) for epoch, *rates in self.drops)
@@ -104,8 +106,6 @@ class Regime:
     def _check_drops(self) -> None:
         before: Epochs = 0
         remedy = "give (epoch, lr) or (epoch, lr, weight decay)"
-        if not isinstance(self.drops, Sequence):
-            raise InputError("regime.drops", f"{self.drops!r} is not a sequence", remedy)
         for drop in self.drops:
             if not isinstance(drop, Sequence) or len(drop) not in (2, 3):
                 raise InputError("regime.drops", f"{drop!r} is not a drop", remedy)
@@ -131,13 +131,15 @@ class Regime:
 
     def scaled(self, factor: float) -> "Regime":
         """Return the regime with every learning rate times ``factor``; weight decay stays."""
+        check_rate("factor", factor)
         drops = tuple((d[0], d[1] * factor, *d[2:]) for d in self.drops)
         return replace(self, lr=self.lr * factor, drops=drops)
 
     def stretched(self, factor: Epochs) -> "Regime":
         """Return the regime with every time (drops, warm-up and length) times ``factor``."""
-        if not (isfinite(factor) and factor > 0):
-            raise InputError("factor", f"{factor} is not above 0", "use a number above 0")
+        check_rate("factor", factor)
+        if not factor:
+            raise InputError("factor", "it is 0", "use a number above 0")
 
         def stretch(time: Epochs) -> Epochs:
             return _simplest(exact(time) * exact(factor))
@@ -235,5 +237,5 @@ def _simplest(number: Fraction) -> Epochs:
 
 def check_rate(field: str, rate: Epochs) -> None:
     """Refuse a rate, or a time, that is not a finite number of 0 or more."""
-    if not (isinstance(rate, float | Rational) and isfinite(rate) and rate >= 0):
-        raise InputError(field, f"{rate} is out of range", "use a finite number, 0 or more")
+    if not (isinstance(rate, float | Rational) and 0 <= rate <= float_info.max):
+        raise InputError(field, f"{rate!r} is out of range", "use a finite number, 0 or more")

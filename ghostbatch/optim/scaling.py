@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ghostbatch.errors import InputError, check_choice, check_positive
+from ghostbatch.errors import InputError, check_choice, check_is, check_positive
 
 Rule = Literal["none", "sqrt", "linear"]
 """How a rate follows batch / base_batch: not at all, with its square root, or in proportion."""
@@ -99,6 +99,9 @@ def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generato
     if batch < base_batch:
         problem = f"{batch} is below base_batch {base_batch}, so noise would have to be removed"
         raise InputError("batch", problem, "raise batch or turn noise off")
+    check_is("generator", generator, torch.Generator, "a torch.Generator")
+    if not (isinstance(n, int) and n >= 0):
+        raise InputError("n", f"{n!r} is no number of samples", "use 0 or more")
     deviation = sqrt(batch / base_batch - 1)
     return 1 + deviation * torch.randn(n, generator=generator, device=generator.device)
 

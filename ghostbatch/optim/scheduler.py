@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ghostbatch.errors import InputError, check_positive
+from ghostbatch.errors import InputError, check_is, check_positive
 from ghostbatch.optim.groups import set_option
 from ghostbatch.optim.regime import DEFAULT_MOMENTUM, DEFAULT_WEIGHT_DECAY, Rates, Regime, update_at
 
@@ -44,6 +44,7 @@ class RegimeScheduler(LRScheduler):
         phases: Sequence[int] | None = None,
         last_epoch: int = -1,
     ) -> None:
+        check_is("regime", regime, Regime, "a Regime")
         check_positive(samples_per_epoch=samples_per_epoch, batch=batch)
         self.regime = regime
         self.samples_per_epoch = samples_per_epoch

@@ -187,7 +187,12 @@ def _read_run(folder: Path) -> Run:
         header = read_header(folder)
         plan = Recipe.from_dict(header["recipe"]).plan(header["samples"])
         records = read_run_records(folder / "metrics.jsonl", plan.updates)
-        return Run(folder, plan, header, records, read_summary(folder / "summary.json"))
+        summary = read_summary(folder / "summary.json")
+        last = max((record.update for record in records.shown), default=0)
+        if summary is not None and last < summary.updates:
+            lost = f"records after update {last:,} of {summary.updates:,} are missing"
+            warnings.warn(f"{folder / 'metrics.jsonl'}: {lost}", stacklevel=2)
+        return Run(folder, plan, header, records, summary)
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}"
         raise InputError("folder", problem, "make it readable") from None

@@ -181,12 +181,16 @@ def _warmup(adapted: Plan) -> Advice:
     epochs = float(adapted.seen.warmup)
     if not epochs:
         return Advice("warm-up", "none", "the rate is not scaled up", _here("LB", "LB, warm-up"))
+    short = ", a tenth of the run" if epochs < WARMUP else ""
     return Advice(
         "warm-up",
-        f"{epochs:.4g} epochs, linear from 0",
+        f"{epochs:.4g} epochs{short}, linear from 0",
         "at the scaled rate the first updates do damage that takes many epochs to repair",
         f"{_here('+LR', '+LR, warm-up')}, {_here('+GBN', '+GBN, warm-up')}; the 5 epochs were "
-        "chosen on the same test set; other lengths, and held updates or rates, are not measured",
+        "chosen on the same test set; other lengths, and held updates or rates, are not measured"
+        if adapted.recipe.lr_rule == "sqrt"
+        else "not measured here at this rate; with the square-root rule, "
+        f"{_change('+LR', '+LR, warm-up')}",
     )
 
 

@@ -42,7 +42,7 @@ def _mismatch(study: Study, earlier: Study) -> str | None:
             if column not in declared:
                 return f"{row} {column}, which this study does not have"
             if fields := declared[column].differences(recipe.as_dict()):
-                return f"{row} {column} of another recipe ({', '.join(fields)} differ)"
+                return f"{row} {column} of another recipe (other {', '.join(fields)})"
     return None
 
 

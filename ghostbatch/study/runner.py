@@ -11,8 +11,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
-from ghostbatch.data import find_info
-from ghostbatch.errors import InputError, check_positive, check_seconds, one_line
+from ghostbatch.data import BatchSplit, find_info
+from ghostbatch.errors import (
+    InputError,
+    check_positive,
+    check_positive_or_none,
+    check_seconds,
+    one_line,
+)
 from ghostbatch.files import locked, remove_leftovers
 from ghostbatch.study.declare import Cell, Study
 from ghostbatch.study.executor import Event, Executor, Failure, Job, Where, WorkerDied, forward
@@ -63,17 +69,7 @@ def run_study(
         make_executor: given the descriptor of the study's lock, returns what runs the jobs.
 
     """
-    if study.provisional:
-        problem = f"the settings of {study.name} are provisional"
-        raise InputError("study", problem, study.provisional)
-    check_positive(jobs=jobs or 1, threads=where.threads, micro=where.micro, ranks=where.ranks)
-    check_threads(where.threads)
-    check_seconds(checkpoint_seconds=where.checkpoint_seconds)
-    if not jobs and where.ranks > 1:
-        raise InputError("ranks", "one process is one rank", "use jobs 1 or more")
-    held_part(study, cells, read_study(out))  # refuses the folder of another study
-    for cell in cells:
-        _check_recipe(cell, out)
+    check_study(study, cells, out, jobs, where)
     make = make_executor if jobs else LocalExecutor
     with locked(out) as lock, closing(make(lock)) as executor:
         placement = Placement(executor.prepare(out, where), max(1, jobs))
@@ -81,6 +77,42 @@ def run_study(
         write_study(held_part(study, cells, read_study(out)), out)
         runner = CellRunner(out, executor if jobs else None, placement, where, on_event)
         return runner.run(cells)
+
+
+def check_study(study: Study, cells: Sequence[Cell], out: Path, jobs: int, where: Where) -> None:
+    """Refuse what `run_study` cannot run; write nothing."""
+    if study.provisional:
+        problem = f"the settings of {study.name} are provisional"
+        raise InputError("study", problem, study.provisional)
+    if jobs < 0:
+        raise InputError("jobs", f"{jobs} is below 0", "use 0 or more")
+    check_positive(ranks=where.ranks)
+    check_positive_or_none(threads=where.threads, micro=where.micro)
+    check_threads(where.threads)
+    check_seconds(checkpoint_seconds=where.checkpoint_seconds)
+    if not jobs and where.ranks > 1:
+        raise InputError("ranks", "one process is one rank", "use jobs 1 or more")
+    if (out / "run.json").exists():
+        raise InputError("out", f"{out} holds a single run", "choose another folder")
+    held_part(study, cells, read_study(out))  # refuses the folder of another study
+    for cell in cells:
+        _check_recipe(cell, out)
+        _check_split(cell, where)
+
+
+def _check_split(cell: Cell, where: Where) -> None:
+    """Refuse micro-batches and ranks that would split ghosts, as the run itself would."""
+    recipe = cell.recipe
+    split = BatchSplit(
+        batch=recipe.batch,
+        micro=where.micro_of(recipe) or recipe.batch,
+        world=where.ranks,
+        multiple_of=recipe.ghost or 1,
+    )
+    try:
+        split.check()
+    except InputError as error:
+        raise InputError(error.field, f"{cell.name}: {error.problem}", error.remedy) from None
 
 
 def _check_recipe(cell: Cell, out: Path) -> None:
@@ -93,7 +125,7 @@ def _check_recipe(cell: Cell, out: Path) -> None:
     except InputError:  # a damaged file concerns this cell only, which will report it
         return
     if fields := cell.recipe.differences(header["recipe"]):
-        problem = f"{folder} belongs to another recipe ({', '.join(fields)} differ)"
+        problem = f"{folder} belongs to another recipe (other {', '.join(fields)})"
         raise InputError("out", problem, "choose another folder or delete it")
 
 

@@ -1,5 +1,6 @@
 """Loss and accuracy on the test set, and the check that a network has an output for every class."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ghostbatch.data import Feed, Info
+from ghostbatch.data import BatchSplit, Feed, Info
 from ghostbatch.errors import InputError, one_line
 from ghostbatch.nn import convertible, recalibrate
 from ghostbatch.nn.cross_rank import CrossRankBatchNorm
+from ghostbatch.nn.keep import kept_buffers
 from ghostbatch.recipe import Plan
 from ghostbatch.train.device import PROCESS
 from ghostbatch.train.explain import lacks_memory
@@ -86,27 +88,43 @@ def population_statistics(
     model: nn.Module, batches: Iterable[Tensor], arithmetic: torch.autocast
 ) -> Iterator[None]:
     """Use running statistics averaged over ``batches``; put back the model's own at the end."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
+    with kept_buffers(model):
         # PROCESS: recalibrate keeps the state of PyTorch's default generators, and puts it back.
         with arithmetic, PROCESS:
             recalibrate(model, batches)
         yield
+
+
+@contextmanager
+def _counted_norms(model: nn.Module) -> Iterator[Counter[str]]:
+    """Yield how often each norm with running statistics runs, by its name."""
+    calls: Counter[str] = Counter()
+    norms = set(norms_with_statistics(model))
+    hooks = [
+        norm.register_forward_hook(lambda *_, name=name: calls.update([name]))
+        for name, norm in model.named_modules()
+        if norm in norms
+    ]
+    try:
+        yield calls
     finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
+        for hook in hooks:
+            hook.remove()
 
 
 @torch.no_grad()
-def check_outputs(state: State, info: Info) -> None:
-    """Refuse a network that fails on two empty images, or has no score for each class of them."""
+def check_outputs(state: State, info: Info, split: BatchSplit) -> None:
+    """Refuse a network that fails on two empty images, or has no score for each class of them.
+
+    Also refuse micro-batches where a norm runs several times in a forward: its running statistics
+    depend on the order of the ghosts, which would be another one.
+    """
     model, recipe = state.model, state.plan.recipe
     images = torch.zeros((2, *info.shape), device=state.device, dtype=parameter_dtype(recipe))
     training = model.training
     model.eval()
     try:
-        with autocast(recipe, state.device):
+        with autocast(recipe, state.device), kept_buffers(model), _counted_norms(model) as calls:
             outputs = model(images)
     except Exception as error:
         if isinstance(error, InputError) or lacks_memory(error):
@@ -116,6 +134,11 @@ def check_outputs(state: State, info: Info) -> None:
         problem = f"{recipe.model} fails on images of {size} ({reason})"
         raise InputError("model", problem, "use a network for images of this size") from error
     model.train(training)
+    for name, count in calls.items() if split.micro != split.batch else ():
+        if count > 1:
+            problem = f"{name} of {recipe.model} normalises {count} times in a forward"
+            remedy = "leave micro out, which would change its running statistics"
+            raise InputError("micro", problem, remedy)
     found = f"a {type(outputs).__name__}"
     if isinstance(outputs, Tensor):
         if outputs.ndim == 2 and outputs.shape[0] == 2 and outputs.shape[1] >= info.classes:

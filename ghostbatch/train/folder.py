@@ -52,6 +52,8 @@ class RunFolder:
         self.checkpoints = Checkpoints(path, self.recipe)
         if path.exists() and not path.is_dir():
             raise InputError("out", f"{path} is a file", "choose another folder")
+        if (path / "study.json").exists():
+            raise InputError("out", f"{path} holds a study", "choose another folder")
         checkpoints = (self.checkpoints.newest, self.checkpoints.previous)
         check_regular(self._run, self._summary, self.metrics, *checkpoints)
         self._damage: str | None = None
@@ -61,7 +63,7 @@ class RunFolder:
         if self.header and (fields := self.recipe.differences(self.header["recipe"])):
             raise InputError(
                 "out",
-                f"{path} belongs to another recipe ({', '.join(fields)} differ)",
+                f"{path} belongs to another recipe (other {', '.join(fields)})",
                 "choose another folder or delete it",
             )
 

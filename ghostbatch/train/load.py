@@ -1,6 +1,7 @@
 """From the folder of a run to its network."""
 
 import copy
+import os
 import warnings
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ghostbatch.data import (
     load,
     open_feed,
 )
-from ghostbatch.errors import InputError
+from ghostbatch.errors import InputError, check_is
 from ghostbatch.nn import recalibrate, to_ghost
 from ghostbatch.recipe import Plan, Recipe
 from ghostbatch.train.checkpoint import Checkpoints
@@ -81,6 +82,7 @@ def load_run(folder: str | Path, *, averaged: bool = False) -> nn.Module:
 
 def read_run(folder: str | Path, *, averaged: bool = False) -> SavedRun:
     """Read the recipe and the newest intact checkpoint of a run folder, or its averaged weights."""
+    check_is("folder", folder, (str, os.PathLike), "a path")
     folder = Path(folder)
     if not (folder / "run.json").is_file():
         raise InputError("run", f"{folder} holds no run", "name the folder of one: its --out")

@@ -17,7 +17,14 @@ from ghostbatch.data import (
 )
 from ghostbatch.data.skipped import BAD_IMAGE_LIMIT
 from ghostbatch.diagnostics import DistanceScheduler
-from ghostbatch.errors import InputError, check_choice, check_positive, check_seconds
+from ghostbatch.errors import (
+    InputError,
+    check_choice,
+    check_is,
+    check_positive,
+    check_positive_or_none,
+    check_seconds,
+)
 from ghostbatch.files import locked
 from ghostbatch.nn import to_cross_rank
 from ghostbatch.recipe import Plan, Recipe
@@ -114,12 +121,18 @@ def train(
     if not isinstance(recipe, Recipe):
         raise InputError("recipe", f"{recipe!r} is neither a Recipe nor a name", "pass either")
     where = find_device(device)
-    counts = {"threads": threads, "evaluations": evaluations, "workers": workers}
-    check_positive(**counts, checkpoint_updates=checkpoint_updates)
+    check_positive(evaluations=evaluations, workers=workers)
+    check_positive_or_none(threads=threads, checkpoint_updates=checkpoint_updates)
     check_threads(threads)
     check_seconds(checkpoint_seconds=checkpoint_seconds)
     check_choice("on_bad_image", on_bad_image, get_args(OnBadImage))
     check_limit(bad_image_limit)
+    calls = {"on_record": on_record, "on_progress": on_progress, "should_stop": should_stop}
+    for name, call in calls.items():
+        if call is not None and not callable(call):
+            raise InputError(name, f"{call!r} cannot be called", "give a function, or None")
+    if out is not None:
+        check_is("out", out, (str, os.PathLike), "a path")
     if out == "":  # Python takes it for the current folder
         raise InputError("out", "the path is empty", "name a folder, or use None")
     if not (isinstance(timeout, int | float) and 1 <= timeout <= 1e6):
@@ -129,6 +142,7 @@ def train(
         joined(where, timeout) as ranks,
         torch.random.fork_rng(devices=generators, enabled=not can_share_process(recipe)),
         cudnn_choice(deterministic),
+        torch.enable_grad(),
     ):
         data = _load(recipe, data_dir, download, ranks)
         plan = recipe.plan(data.info.samples)
@@ -137,7 +151,7 @@ def train(
             state = State(plan, data.info, where)
             split = split_batch(recipe, state.model, micro, ranks.world)
             check_measures(noise_scale, sharpness, recipe, data, split)
-            check_outputs(state, data.info)
+            check_outputs(state, data.info, split)
         state.skipped.limit = bad_image_limit
         with _open_folder(plan, out, ranks) as folder:
             if (ended := ranks.on_rank_zero(folder.summary)) is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ghostbatch.data import Info, SkippedImages, is_folder
 from ghostbatch.diagnostics import DistanceScheduler, WeightDistance
@@ -175,9 +176,18 @@ def plain_model(recipe: Recipe, info: Info) -> nn.Module:
     channels, size, _ = info.shape
     torch.manual_seed(key(recipe.seed, "weights"))
     model = find_model(recipe.model)(info.classes, in_channels=channels, image_size=size)
+    _check_weights(recipe.model, list(model.parameters()))
     if recipe.init == "glorot":
         initialise_glorot(model)
     return model
+
+
+def _check_weights(name: str, weights: list[nn.Parameter]) -> None:
+    """Refuse a network that cannot be trained."""
+    if any(map(is_lazy, weights)):
+        raise InputError("model", f"{name} has lazy layers", "give the sizes of their inputs")
+    if not any(weight.requires_grad for weight in weights):
+        raise InputError("model", f"{name} has no trainable parameters", "set requires_grad")
 
 
 def _check_convertible(recipe: Recipe, model: nn.Module) -> None:

@@ -39,7 +39,7 @@ class Update:
     def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
         self.state, self.feed, self.split, self.ranks = state, feed, split, ranks
         self.recipe = state.plan.recipe
-        self.parallel = ranks.parallel(state.model)
+        self.parallel = ranks.parallel(state.model, self.recipe.model not in MODELS)
         self.parameters = [p for p in state.model.parameters() if p.requires_grad]
         self.autocast = autocast(self.recipe, state.device)
         # DDP's context in which gradients stay on their rank; without DDP there is nothing to do.

@@ -159,10 +159,14 @@ def test_no_drops_are_shown_as_they_can_be_given(run):
     ("words", "line"),
     [
         ("--batch 128", "batch: 128 is not above base_batch 128; give a larger one"),
-        ("--batch 4096 --lr -1", "regime.lr: -1.0 is out of range"),
-        ("--batch 4096 --drops 300:0.1", "regime.drops: epoch 300 is not before the end at 200"),
+        ("--batch 4096 --lr -1", "lr: -1.0 is out of range"),
+        (
+            "--batch 4096 --drops 300:0.1",
+            "drops: epoch 300 is not before the end at 200",
+        ),
         ("--batch 4096 --drops soon", "drops: 'soon' is not a drop; write EPOCH:LR or"),
-        ("--batch 4096 --samples 1000", "batch: 4096 is above the 1000 training samples"),
+        ("--batch 4096 --samples 1000", "samples: 1000 are fewer than batch 4096; give the size"),
+        ("--batch 4096 --samples -5", "samples: -5 are fewer than batch 4096"),
         ("--batch 4096 --hold distance", "hold: 'distance' is unknown"),
         ("", "batch: this flag is required"),
         ("--batch 4096 --noise-scale inf", "noise_scale: inf is not a finite number above 0"),

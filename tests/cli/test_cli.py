@@ -117,9 +117,10 @@ def test_a_folder_of_another_recipe_is_refused(run, tmp_path):
     words = "train f1-digits --regime.epochs 0.05 --regime.drops , --out here --device cpu".split()
     assert run(*words)[0] == 0
     before = {path: path.read_bytes() for path in (tmp_path / "here").iterdir()}
-    code, _, err = run(*words, "--seed", "1")
-    assert code == 2
-    assert "belongs to another recipe (seed differ)" in err
+    for more in ([], ["--dry-run"]):
+        code, _, err = run(*words, "--seed", "1", *more)
+        assert code == 2
+        assert "belongs to another recipe (other seed)" in err
     assert {path: path.read_bytes() for path in (tmp_path / "here").iterdir()} == before
 
 

@@ -110,6 +110,14 @@ def test_rows_on_other_data_are_called_after_these(plan):
         ("columns f9", "recipe: 'f9' is unknown"),
         ("columns f1-digits f1-mnist", "recipe: 2 names were given"),
         ("columns f1-digits", "batch: f1-digits LB: 4096 is above the 4000 training samples"),
+        ("quick --jobs -1", "jobs: -1 is below 0; use 0 or more"),
+        ("quick --ranks 0", "ranks: 0 is below 1"),
+        ("quick --ranks 0 --dry-run", "ranks: 0 is below 1"),
+        (
+            "quick --micro 48",
+            "micro: f1-digits +RA seed 0: batch 512 does not split",
+        ),
+        ("quick --micro 48 --dry-run", "micro: f1-digits +RA seed 0: batch 512 does not split"),
         ("columns f1-digits --batch 64 --ghost 65", "ghost: 65 is above batch 64"),
     ],
 )

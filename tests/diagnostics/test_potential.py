@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from small_networks import Counting
 from torch import nn
 
 from ghostbatch import random_potential, to_ghost
@@ -160,7 +161,7 @@ def test_a_smaller_radius_uses_the_samples_within_it():
 def network(norm="plain"):
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten()]
-    model = nn.Sequential(*layers, nn.Linear(48, 4))
+    model = nn.Sequential(*layers, nn.Linear(48, 4), Counting())
     return to_ghost(model, 4) if norm == "ghost" else model
 
 
@@ -170,7 +171,8 @@ def data():
 
 
 def contents(model):
-    return {n: t.numpy().tobytes() for n, t in model.state_dict().items()}
+    buffers = [(n, id(b)) for m in model.modules() for n, b in m._buffers.items()]
+    return buffers, {n: t.numpy().tobytes() for n, t in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("norm", ["plain", "ghost"])
@@ -207,7 +209,7 @@ def test_the_model_is_restored_after_a_loss_that_changes_modes_and_buffers_and_f
 def test_norms_use_batch_statistics_and_dropout_is_off():
     model, (x, y) = network().eval(), data()
     found = random_potential(model, BatchedLoss(x, y, batch=10), radius=1, samples=2)
-    conv, norm, relu, _, flat, linear = model
+    conv, norm, relu, _, flat, linear, _ = model
     losses = [
         F.cross_entropy(
             linear(flat(relu(F.batch_norm(conv(part), None, None, norm.weight, norm.bias, True)))),

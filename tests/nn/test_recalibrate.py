@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from model_parts import norms
+from small_networks import Counting
 from torch import nn
 from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
@@ -131,7 +132,8 @@ def everything_else(model):
 
 @pytest.mark.parametrize("ghost", [None, 4])
 def test_everything_but_the_running_statistics_stays(ghost):
-    model = nn.Sequential(Drawing(), *network(dropout=0.5), nn.BatchNorm1d(5, affine=False))
+    last = nn.BatchNorm1d(5, affine=False), Counting()
+    model = nn.Sequential(Drawing(), *network(dropout=0.5), *last)
     if ghost:
         gb.to_ghost(model, ghost, running="mean")
     model.train()(inputs(8)[0])
@@ -162,6 +164,11 @@ def test_after_an_error_the_model_is_as_before():
         gb.recalibrate(model, [*inputs(8), torch.randn(8, 5, 4, 4)])
     assert everything_else(model) == before
     assert_close(model.state_dict(), values, rtol=0, atol=0)
+
+
+def test_a_single_tensor_is_not_taken_for_many_batches():
+    with pytest.raises(gb.InputError, match=r"^batches: this is a single tensor"):
+        gb.recalibrate(network(), inputs(8)[0])
 
 
 def test_no_batches_are_refused():

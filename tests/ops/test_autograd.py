@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from norm_inputs import LAYOUTS, draw
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -113,3 +115,18 @@ def test_autocast_does_not_round_the_contributions_of_ranks():
     expected = contribution(stats, moments).sums
     with torch.autocast("cpu", torch.bfloat16):
         assert_close(contribution(stats, moments).sums, expected, rtol=0, atol=0)
+
+
+def test_forward_mode_gives_the_directional_derivative_and_leaves_no_tangent_behind():
+    torch.manual_seed(0)
+    x, step = torch.randn(2, 9, 3, dtype=torch.float64)
+    layer, twin = (gb.GhostBatchNorm1d(3, 4, dtype=torch.float64) for _ in range(2))
+    with forward_ad.dual_level():
+        both = forward_ad.make_dual(x, step)
+        y = layer(both)
+        plain = torch.cat([F.batch_norm(g, None, None, training=True) for g in both.split([4, 5])])
+        for found, expected in zip(*map(forward_ad.unpack_dual, (y, plain)), strict=True):
+            assert_close(found, expected)
+        assert forward_ad.unpack_dual(layer.running_mean).tangent is None
+    twin(x)
+    assert_close(layer.state_dict(), twin.state_dict())

@@ -162,10 +162,11 @@ def test_a_bad_field_is_refused_in_one_line_that_names_it(field, value):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("factor", [-1, nan, inf])
-def test_a_regime_cannot_be_scaled_by_what_is_no_factor(factor):
-    with pytest.raises(InputError, match=r"^regime\.lr: "):
-        PAPER.scaled(factor)
+@pytest.mark.parametrize("factor", [-1, nan, inf, "a", None, 10**400], ids=lambda f: str(f)[:4])
+@pytest.mark.parametrize("change", [PAPER.scaled, PAPER.stretched], ids=["scaled", "stretched"])
+def test_a_regime_cannot_be_changed_by_what_is_no_factor(change, factor):
+    with pytest.raises(InputError, match=r"^factor: .* is out of range; use a finite number"):
+        change(factor)
 
 
 @pytest.mark.parametrize(

@@ -415,6 +415,15 @@ def test_a_run_with_a_damaged_file_is_named_and_the_others_are_reported(tmp_path
     assert "SB seed 1 cannot be read: " in page.read_text()
 
 
+@pytest.mark.parametrize("kept", [0, 3])
+def test_a_run_that_has_lost_its_last_records_is_named(tmp_path, kept):
+    make_run(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl: records after update .* are missing"):
+        write_report(tmp_path)
+
+
 def test_a_single_run_that_cannot_be_read_is_named_and_the_others_are_reported(tmp_path):
     for name in ("a", "b"):
         make_run(tmp_path / "two" / name)

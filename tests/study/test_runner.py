@@ -58,6 +58,13 @@ def columns_of(jobs):
     return [job.name.split()[1] for job in jobs]
 
 
+def test_the_folder_of_a_run_is_refused(tiny, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(InputError, match=r"^out: .* holds a single run; choose another folder"):
+        run(Study("small", {"tiny": Row({"one": tiny})}), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
 def test_any_executor_can_run_a_study_and_events_come_in_the_calling_thread(drive):
     _, events, _ = drive(find_study("quick").cells(["SB", "LB"], [0]), jobs=2)
     for column in ("SB", "LB"):
@@ -79,10 +86,9 @@ def test_without_jobs_the_cells_run_in_this_thread_one_after_another(tiny, tmp_p
 
 
 def test_without_jobs_a_refused_cell_fails_and_the_others_are_run(tiny, tmp_path):
-    refused = replace(tiny, ghost=48)  # which does not divide the micro-batch
+    refused = replace(tiny, model="python:small_networks:lazy", ghost=None)
     study = Study("small", {"tiny": Row({"bad": refused, "good": tiny})}, seeds=(0,))
-    where = Where(device="cpu", micro=32)
-    cells = study.cells(out=tmp_path)
+    cells, where = study.cells(out=tmp_path), Where(device="cpu")
     (failure,) = run_study(study, cells, tmp_path, jobs=0, on_event=ignore, where=where)
     assert failure.name == "tiny bad seed 0"
     assert read_records(tmp_path / "tiny" / "good" / "seed-0" / "metrics.jsonl")[-1].update == 16

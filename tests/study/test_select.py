@@ -105,8 +105,8 @@ def test_held_out_images_are_a_field_of_every_recipe():
 SELECTIONS = {
     "runs at scale 1, not 0.5": lambda study: scaled(study, 0.5),
     "f1-digits SB, which this study does not have": lambda study: on_data(study, "mnist"),
-    "f1-digits +GBN of another recipe (ghost differ)": lambda _: columns("f1-digits", 512, 16),
-    "f1-digits SB of another recipe (holdout differ)": lambda s: held_out(s, 500),
+    "f1-digits +GBN of another recipe (other ghost)": lambda _: columns("f1-digits", 512, 16),
+    "f1-digits SB of another recipe (other holdout)": lambda s: held_out(s, 500),
 }
 """What the folder is found to hold, and the selection for which that is refused."""
 

@@ -129,6 +129,50 @@ def tied(num_classes=10, *, in_channels=1, image_size=28):
     return nn.Sequential(*layers, nn.Linear(16, num_classes))
 
 
+class Repeated(nn.Module):
+    """Runs one block three times."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())
+
+    def forward(self, x):
+        return self.block(self.block(self.block(x)))
+
+
+def repeated(num_classes=10, *, in_channels=1, image_size=28):
+    """Return a network that runs the same norm three times."""
+    first = nn.Linear(in_channels * image_size**2, 16)
+    return nn.Sequential(nn.Flatten(), first, Repeated(), nn.Linear(16, num_classes))
+
+
+def lazy(num_classes=10, **_):
+    """Return a network whose sizes are not known yet."""
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+
+
+def frozen(num_classes=10, *, in_channels=1, image_size=28):
+    """Return a network without trainable parameters."""
+    network = narrow(num_classes, in_channels=in_channels, image_size=image_size)
+    return network.requires_grad_(False)
+
+
+class Counting(nn.Module):
+    """Counts its calls in buffers, one of which it replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("replaced", torch.zeros(()))
+        self.register_buffer("late", None)
+
+    def forward(self, x):
+        self.calls += 1
+        self.replaced = self.replaced + 1
+        self.late = torch.ones(())
+        return x
+
+
 def half_used(num_classes=10, *, in_channels=1, image_size=28):
     """Return a network with a layer of ones that its forward does not use."""
     network = narrow(num_classes, in_channels=in_channels, image_size=image_size)

@@ -30,6 +30,7 @@ VARIANTS = {
     "scaled rate": replace(BASE, lr_rule="sqrt"),
     "noise": replace(BASE, noise=True),
     "wrong noise": replace(BASE, label_noise=0.3, dropconnect=0.2),
+    "an unused layer": replace(SHORT, model="python:small_networks:half_used"),
     "mean": replace(BASE, running="mean"),
     "beyond": replace(
         BASE,

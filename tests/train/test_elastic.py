@@ -132,7 +132,7 @@ def test_refusals_are_one_line_and_an_exit_on_every_rank(base, printed, whole):
     problems = [
         "micro: batch 128 does not split into micro-batches of 48 over 2 ranks without "
         "splitting ghosts of 16; use micro 128, 64 or 32",
-        f"out: {whole} belongs to another recipe (seed differ); choose another folder or delete it",
+        f"out: {whole} belongs to another recipe (other seed); choose another folder or delete it",
         f"out: {base / 'locked'} is in use by another process; wait or choose another",
         "out: /proc/run cannot be written to (No such file or directory); choose another folder",
         "device: quantum is not available here; use cpu",

@@ -77,7 +77,7 @@ def test_the_test_images_of_a_folder_are_never_decoded(folder_recipe, tmp_path):
 
 def test_a_run_is_not_continued_with_another_split(tiny, tmp_path):
     train(replace(tiny, holdout=1000), out=tmp_path, evaluations=1)
-    with pytest.raises(InputError, match=r"^out: .* belongs to another recipe \(holdout differ\)"):
+    with pytest.raises(InputError, match=r"^out: .* belongs to another recipe \(other holdout\)"):
         train(replace(tiny, holdout=500), out=tmp_path)
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from ghostbatch import train
 from ghostbatch.data import BatchSplit
 from ghostbatch.errors import InputError
 from ghostbatch.nn import find_model, to_ghost
@@ -156,6 +157,19 @@ def test_micro_batches_are_refused_with_the_mean_over_ghosts(tiny):
     assert split_batch(mean, model(mean), 64, world=2).micro == 64
     with pytest.raises(InputError, match=r'^micro: running "mean" .*; leave micro out, or use run'):
         split_batch(mean, model(mean), 32, world=1)
+
+
+@pytest.mark.parametrize("micro", [None, 32])
+def test_micro_batches_are_refused_where_a_norm_runs_several_times(tiny, micro, tmp_path):
+    """Its ghosts would come in another order: those of one use after those of another."""
+    recipe = replace(tiny, model="python:small_networks:repeated")
+    if micro is None:
+        assert train(recipe, micro=micro).status == "finished"
+        return
+    line = r"^micro: 2\.block\.1 of python:.* normalises 3 times in a forward; leave micro out"
+    with pytest.raises(InputError, match=line):
+        train(recipe, micro=micro, out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_network_without_batch_norm_may_be_cut_anywhere(tiny):

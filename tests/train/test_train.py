@@ -8,12 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from half_done import half_done
+from small_networks import Counting, narrow
 
 from ghostbatch import Regime, nn, noise_weights, to_ghost, train
 from ghostbatch.data import PermutationStream, load
 from ghostbatch.draws import generator, key
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
+from ghostbatch.nn import MODELS
+from ghostbatch.train import read_records
 
 FOUR_EPOCHS = Regime(lr=0.05, epochs=4, drops=((2, 0.005),))
 
@@ -197,9 +200,48 @@ def test_augmentation_changes_the_images_and_not_the_order(tiny):
 def test_a_folder_of_another_recipe_is_refused_and_left_as_it_was(tiny, tmp_path):
     train(tiny, out=tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(InputError, match=r"out: .*belongs to another recipe \(seed differ"):
+    with pytest.raises(InputError, match=r"out: .*belongs to another recipe \(other seed\)"):
         train(replace(tiny, seed=1), out=tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_folder_of_a_study_is_refused(tiny, tmp_path):
+    (tmp_path / "study.json").write_text("{}")
+    with pytest.raises(InputError, match=r"^out: .* holds a study; choose another folder"):
+        train(tiny, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["study.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("lazy", "has lazy"), ("frozen", "has no trainable")]
+)
+def test_a_network_that_cannot_be_trained_is_refused(tiny, tmp_path, name, problem):
+    recipe = replace(tiny, model=f"python:small_networks:{name}", ghost=None)
+    with pytest.raises(InputError, match=f"^model: python:small_networks:{name} {problem}"):
+        train(recipe, out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_trains_wherever_it_is_called(tiny):
+    with torch.no_grad():
+        inside = train(tiny)
+    assert replace(inside, seconds=0) == replace(train(tiny), seconds=0)
+
+
+def test_the_check_of_the_network_leaves_its_buffers_alone(tiny, tmp_path, monkeypatch):
+    """Else a resumed run, which checks it again, would differ."""
+
+    def counting(num_classes, *, in_channels, image_size):
+        network = narrow(num_classes, in_channels=in_channels, image_size=image_size)
+        return network.insert(0, Counting())
+
+    monkeypatch.setitem(MODELS, "counting", counting)
+    recipe = replace(tiny, model="counting")
+    train(recipe, out=tmp_path, evaluations=1)
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["state"]["model"]
+    evaluations = sum(r.split == "validation" for r in read_records(tmp_path / "metrics.jsonl"))
+    # The evaluation after the last update follows the checkpoint.
+    assert saved["0.calls"] == saved["0.replaced"] == 16 + evaluations - 1
 
 
 def test_a_folder_of_an_older_version_continues(tiny, tmp_path, outcome):

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from ghostbatch.errors import RankError
+from ghostbatch.errors import InputError, RankError
 
 LOCAL = "local"
 """Pass as ``process_group`` to keep statistics to this rank: independent runs on each."""
@@ -24,6 +24,9 @@ def name_of(process_group: "dist.ProcessGroup | str | None") -> Group:
     """Return the name by which a layer keeps the process group."""
     if process_group is None or isinstance(process_group, str):
         return process_group
+    if not hasattr(process_group, "group_name"):
+        problem = f"this {type(process_group).__name__} is not one"
+        raise InputError("process_group", problem, "give a ProcessGroup, its name, LOCAL or None")
     return process_group.group_name
 
 
