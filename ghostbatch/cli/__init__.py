@@ -74,10 +74,8 @@ def main() -> None:
     except OSError as error:
         place, said = error.filename or "file", one_line(error.strerror or error)
         forbidden = error.errno in (errno.EACCES, errno.EPERM)
-        fail(
-            f"{place}: {said}; {'' if forbidden else 'free some space, or '}choose another folder",
-            1,
-        )
+        remedy = "choose another folder"
+        fail(f"{place}: {said}; {remedy if forbidden else f'free some space, or {remedy}'}", 1)
 
 
 def run(argv: Sequence[str]) -> None:

@@ -336,4 +336,4 @@ def test_the_image_size_reaches_the_run_its_estimates_and_run_json(run, tmp_path
     assert run(*words, "--image-size", "9", "--out", "run")[0] == 0
     assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]["image_size"] == 9
     code, _, err = run(*words, "--image-size", "8", "--out", "run")
-    assert "image_size differ" in err
+    assert "other image_size" in err

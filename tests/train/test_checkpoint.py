@@ -230,7 +230,7 @@ def test_a_folder_that_another_run_used_while_this_one_waited_is_refused(
         yield 0
 
     monkeypatch.setattr(loop, "locked", locked_late)
-    with pytest.raises(InputError, match=r"^out: .* belongs to another recipe \(seed differ\)"):
+    with pytest.raises(InputError, match=r"^out: .* belongs to another recipe \(other seed\)"):
         train(tiny, out=tmp_path)
 
 
