@@ -57,7 +57,7 @@ def main() -> None:
     regime = regime.scaled(gb.lr_scale(BATCH, BASE_BATCH))  # new
     # was: optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     optimizer = torch.optim.SGD(model.parameters(), lr=regime.lr, momentum=0.9)
-    # It counts epochs of the small batch, so that the number of updates stays what it was.
+    # It counts epochs of the small batch, so that the rate drops after as many updates as before.
     sizes = {"samples_per_epoch": len(train), "batch": BASE_BATCH}  # new
     # was: scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2])
     scheduler = gb.RegimeScheduler(optimizer, regime, **sizes)

@@ -112,7 +112,8 @@ def _check_split(cell: Cell, where: Where) -> None:
     try:
         split.check()
     except InputError as error:
-        raise InputError(error.field, f"{cell.name}: {error.problem}", error.remedy) from None
+        remedy = f"{error.remedy}, or leave the cell out by --rows or --columns"
+        raise InputError(error.field, f"{cell.name}: {error.problem}", remedy) from None
 
 
 def _check_recipe(cell: Cell, out: Path) -> None:

@@ -1,6 +1,7 @@
 """Files that other programs read: a state_dict, torch.export's format and ONNX."""
 
 import io
+import logging
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -15,6 +16,8 @@ from ghostbatch.errors import InputError
 from ghostbatch.files import atomic_file
 from ghostbatch.train.load import SavedRun
 from ghostbatch.train.state import parameter_dtype
+
+LOGGER = logging.getLogger(__name__)
 
 EXAMPLES = 2
 """Images to export with. One would be taken to mean that there is always one."""
@@ -79,6 +82,8 @@ def _write_onnx(model: nn.Module, example: Tensor, file: IO[bytes]) -> None:
     content = program.model_proto.SerializeToString()  # type: ignore[union-attr]
     if find_spec("onnxruntime") is not None:
         _check_onnx(content, model, example)
+    else:
+        LOGGER.info("onnxruntime is not installed, so the file is not compared with the network")
     file.write(content)
 
 

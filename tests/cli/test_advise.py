@@ -48,6 +48,13 @@ def test_a_rate_that_is_not_scaled_needs_no_warmup(run):
     assert "86.00 to 86.10 %" in out
 
 
+def test_the_warmup_has_the_evidence_of_its_own_rule(run):
+    rules = {rule: advise(run, *LARGE, "--lr-rule", rule) for rule in ("sqrt", "linear")}
+    found = {rule: text.partition("warm-up: ")[2].splitlines()[2] for rule, text in rules.items()}
+    assert found["sqrt"].startswith("  evidence: here, +LR to +LR, warm-up: ResNet44 88.30")
+    assert found["linear"].startswith("  evidence: not measured here at this rate; with the")
+
+
 def test_every_setting_has_its_value_a_reason_and_evidence(run):
     out = advise(run, *LARGE)
     names = ["learning rate", "warm-up", "ghost", "epochs", "clipping"]

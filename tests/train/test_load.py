@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import ghostbatch as gb
 from ghostbatch.data import PermutationStream, find_info, load
+from ghostbatch.train import export
 from ghostbatch.train import load as loading
 from ghostbatch.train.export import export_run
 from ghostbatch.train.load import evaluate_run, read_run
@@ -161,6 +162,18 @@ def test_an_onnx_file_computes_the_same_for_any_batch(run, tmp_path):
         (outputs,) = session.run(None, {"images": images(count).numpy()})
         expected = trained(run)(images(count)).detach()
         assert_close(torch.from_numpy(outputs), expected, rtol=0, atol=1e-5)
+
+
+def test_without_onnxruntime_it_is_said_that_the_file_was_not_compared(
+    run, tmp_path, monkeypatch, caplog
+):
+    pytest.importorskip("onnxscript")
+    found = export.find_spec
+    monkeypatch.setattr(export, "find_spec", lambda name: name != "onnxruntime" and found(name))
+    with caplog.at_level("INFO", "ghostbatch"):
+        export_run(read_run(run), tmp_path / "network.onnx")
+    assert "onnxruntime is not installed, so the file is not compared" in caplog.text
+    assert (tmp_path / "network.onnx").exists()
 
 
 class Branching(nn.Module):
