@@ -194,7 +194,7 @@ def compare_turns(
 
 
 def host_milliseconds(update: Update) -> float:
-    """Return the time that the host takes to launch an update, on a GPU that waits for nothing."""
+    """Return the time that the host takes to launch an update while the GPU has room for more."""
     count = 10
     torch.cuda.synchronize()
     began = perf_counter()
@@ -241,9 +241,9 @@ def measure(network: str, batch: int, runs: int, options: argparse.Namespace) ->
     else:
         (found["ms"],) = milliseconds(update)
     found["images/s"] = 1e3 * batch * runs / found["ms"]
-    if isinstance(update, SideBySide):
+    if isinstance(update, SideBySide) and options.turns:
         found["other turns"] = compare_turns(update, options.turns, options.ahead)
-    elif ON_GPU:
+    if ON_GPU and isinstance(update, Update):
         found["host ms"] = host_milliseconds(update)
     found["kernels"] = profile(update) if alone else {}
     found["problem"] = update.state.monitor.read().problem

@@ -1,5 +1,6 @@
 """Files that are complete or absent, checksums, and folders that one process owns at a time."""
 
+import errno
 import json
 import os
 import time
@@ -20,6 +21,9 @@ except ImportError:  # Windows
 
 
 LOCK = ".lock"
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Numbers of the errors of a disk without space."""
+
 LEFT_OVER_SECONDS = 600.0
 """Age from which a partial file of a name that anybody may write counts as left over."""
 

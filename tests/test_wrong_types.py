@@ -8,7 +8,6 @@ from torch import nn
 import ghostbatch as gb
 from ghostbatch.data.catalog import find_data_dir
 from ghostbatch.diagnostics import largest_eigenvalue
-from ghostbatch.nn import MODELS
 from ghostbatch.optim import WeightAverage
 
 REGIME = gb.Regime(lr=0.1, epochs=2)
@@ -52,19 +51,21 @@ CALLS = [
     ("regime", lambda: scheduler(None)),
     ("samples_per_epoch", lambda: scheduler(samples_per_epoch=None)),
     ("batch", lambda: scheduler(batch=None)),
-    *(("n", lambda n=n: noise(n)) for n in (-1, 2.5, "a", None)),
+    *(("n", lambda n=n: noise(n)) for n in (-1, 2.5, "a", None, True)),
     ("generator", lambda: noise(generator=3)),
+    ("regime.drops", lambda: gb.Regime(lr=0.1, epochs=9, drops="")),
     ("regime.lr", lambda: gb.Regime(lr=10**400, epochs=1)),
     ("regime.drops", lambda: gb.Regime(lr=0.1, epochs=9, drops=np.array([[5, 0.01]]))),
     ("state_dict", lambda: gb.WeightDistance(layer()).load_state_dict({})),
     ("state_dict", lambda: WeightAverage(layer(), 0.5).load_state_dict({})),
     ("state_dict", lambda: gb.GradientNoiseScale(layer()).load_state_dict({})),
-    *(("radius", lambda r=r: potential(radius=r)) for r in ("a", None, torch.tensor(1.0), 0)),
+    *(("radius", lambda r=r: potential(radius=r)) for r in ("a", None, torch.tensor(1.0), 0, -1)),
     *(("samples", lambda n=n: potential(samples=n)) for n in (5.5, "5", None)),
     *(("bins", lambda b=b: potential(bins=b)) for b in (5, "ab", (2.5,))),
-    *(("loss", lambda v=v: potential(lambda _: v)) for v in (None, "1", torch.ones(2))),
+    *(("loss", lambda v=v: potential(lambda _: v)) for v in (None, "a", torch.ones(2))),
     ("updates", lambda: gb.fit_diffusion(["a", "b"], [1, 2])),
     ("updates", lambda: gb.fit_diffusion([1, 2, [3]], [1, 2, 3])),
+    ("distances", lambda: gb.fit_diffusion([1, 2, 3, 4], [1, 2, "a", 4])),
     ("level", lambda: gb.fit_diffusion([1, 2, 3, 4], [1, 2, 3, 4], level="a")),
     ("samples", lambda: gb.GradientNoiseScale(layer()).part(None)),
     ("samples", lambda: scale([torch.ones(3), torch.ones(3)], 2.5)),
@@ -77,7 +78,6 @@ CALLS = [
     ("evaluations", lambda: train(evaluations=None)),
     *((name, lambda name=name: train(**{name: 3})) for name in ("on_record", "should_stop")),
     ("process_group", lambda: gb.GhostBatchNorm2d(3, process_group=3)),
-    *(("num_classes", lambda build=build: build(num_classes=0)) for build in MODELS.values()),
 ]
 
 
@@ -89,3 +89,12 @@ def test_a_wrong_value_is_refused_in_one_line_with_the_name_of_its_argument(fiel
         call()
     assert raised.value.field == field
     assert "\n" not in str(raised.value)
+
+
+def test_numbers_of_numpy_and_flat_gradients_are_taken():
+    found = potential(lambda _: np.float32(1), radius=np.float32(1), samples=np.int64(2))
+    assert found.losses == (1.0, 1.0)
+    assert potential(bins=np.array([2, 3])).binned.keys() == {2, 3}
+    assert noise(np.int64(4)).shape == (4,)
+    scale(torch.ones(2, 3).unbind(), [1, 1])
+    scale([torch.ones(()), torch.ones(())])

@@ -4,7 +4,6 @@ Each command is a module here, imported when it is used. So ``--version`` and ``
 import torch, and only commands that draw import a plotting library.
 """
 
-import errno
 import os
 import signal
 import sys
@@ -25,6 +24,7 @@ from ghostbatch.errors import (
     check_choice,
     one_line,
 )
+from ghostbatch.files import FULL_DISK
 from ghostbatch.stop import STOP_SIGNALS
 
 Command = Callable[[Sequence[str]], None]
@@ -73,9 +73,8 @@ def main() -> None:
         raise SystemExit(1) from None
     except OSError as error:
         place, said = error.filename or "file", one_line(error.strerror or error)
-        forbidden = error.errno in (errno.EACCES, errno.EPERM)
-        remedy = "choose another folder"
-        fail(f"{place}: {said}; {remedy if forbidden else f'free some space, or {remedy}'}", 1)
+        remedy = "free some space, or choose" if error.errno in FULL_DISK else "choose"
+        fail(f"{place}: {said}; {remedy} another folder", 1)
 
 
 def run(argv: Sequence[str]) -> None:

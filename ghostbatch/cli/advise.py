@@ -73,6 +73,8 @@ def _plans(options: AdviseOptions) -> tuple[Plan, Plan]:
     if options.samples is not None and options.samples < options.batch:
         problem = f"{options.samples} are fewer than batch {options.batch}"
         raise InputError("samples", problem, "give the size of your training set")
+    if options.base_batch < 2:
+        raise InputError("base_batch", f"{options.base_batch} is below 2", "use 2 or more")
     try:
         return _make_plans(options)
     except InputError as error:  # flags here are called without what they are part of

@@ -194,10 +194,7 @@ def slope_and_exponent(updates: Sequence[float], distances: Sequence[float]) -> 
 
 def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tuple[Array, Array]:
     """Return at most `MOST_POINTS` of both in order of time: residuals are correlated in time."""
-    try:
-        t, d = np.asarray(updates, dtype=float), np.asarray(distances, dtype=float)
-    except (TypeError, ValueError):
-        raise InputError("updates", "not all are numbers", "leave the others out") from None
+    t, d = _numbers("updates", updates), _numbers("distances", distances)
     if t.shape != d.shape or t.ndim != 1:
         raise InputError("updates", f"{t.shape} against {d.shape}", "give one distance for each")
     if not (np.isfinite(t).all() and (t >= 1).all()):
@@ -209,6 +206,13 @@ def _sorted_by_time(updates: Sequence[float], distances: Sequence[float]) -> tup
     if len(np.unique(t)) < 4:
         raise InputError("updates", "fewer than 4 different values", "record more")
     return t, d
+
+
+def _numbers(field: str, values: Sequence[float]) -> Array:
+    try:
+        return np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        raise InputError(field, "not all are numbers", "leave the others out") from None
 
 
 def _columns(x: Array) -> Array:

@@ -230,8 +230,9 @@ class GradientNoiseScale:
         if len({len(gradient) for gradient in gradients}) > 1:
             problem = "they have different numbers of values"
             raise InputError("parts", problem, "give the whole gradient of each part")
-        one: Any = samples
-        sizes = list(samples) if isinstance(samples, Sequence) else [one] * len(gradients)
+        sizes: list[Any] = [samples] * len(gradients)
+        if isinstance(samples, Sequence):
+            sizes = list(samples)
         if len(sizes) != len(gradients) or not gradients:
             problem = f"{len(sizes)} numbers for {len(gradients)} parts"
             raise InputError("samples", problem, "give one for each part, or one for all")
@@ -269,9 +270,10 @@ class GradientNoiseScale:
 
 def _vector(gradient: Gradient) -> Tensor:
     """Return a gradient as one vector."""
-    tensors = list(gradient.values() if isinstance(gradient, Mapping) else gradient)
     if isinstance(gradient, Tensor):
-        tensors = [gradient]
+        return gradient.flatten()
+    check_is("parts", gradient, (Mapping, Sequence), "a tensor, a list or a dictionary of tensors")
+    tensors = list(gradient.values() if isinstance(gradient, Mapping) else gradient)
     for tensor in tensors:
         check_is("parts", tensor, Tensor, "a tensor")
     return torch.cat([tensor.flatten() for tensor in tensors])

@@ -6,10 +6,9 @@ loss with a gradient gives alpha = 2 at small z, so look at several radii (`Rand
 and at the deviation with the mean trend removed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from ghostbatch.diagnostics.roughness import (
 from ghostbatch.diagnostics.scan import Scan, batch_statistics, random_steps
 from ghostbatch.draws import key
 from ghostbatch.errors import InputError, check_is, check_positive
-from ghostbatch.optim.regime import check_rate
+from ghostbatch.optim.regime import check_above_zero
 
 
 @dataclass(frozen=True)
@@ -124,10 +123,9 @@ def random_potential(
 
     """
     check_is("model", model, nn.Module, "a torch.nn.Module")
-    check_rate("radius", radius)
-    if not radius:
-        raise InputError("radius", "it is 0", "use the distance of a training run")
-    check_is("bins", bins, Sequence, "a sequence of numbers")
+    check_above_zero("radius", radius)
+    check_is("bins", bins, Iterable, "a sequence of numbers")
+    bins = tuple(bins)
     check_positive(samples=samples)
     for count in bins:
         check_positive(bins=count)
@@ -153,7 +151,7 @@ def random_potential(
 
 def _value(loss: Tensor | float) -> float:
     """Return a loss as a number; refuse anything else."""
-    if isinstance(loss, Tensor) and loss.numel() == 1:
-        return loss.item()
-    check_is("loss", loss, Real, "one number")
-    return float(loss)
+    try:
+        return float(loss)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError("loss", "its result is not one number", "return the mean loss") from None

@@ -3,6 +3,7 @@
 It works with ``lightning`` and with ``pytorch_lightning``.
 """
 
+import weakref
 from contextlib import suppress
 from fractions import Fraction
 from math import floor
@@ -13,7 +14,7 @@ from torch import nn
 from ghostbatch.diagnostics import GradientNoiseScale, WeightDistance
 from ghostbatch.errors import InputError, check_positive, check_positive_or_none
 from ghostbatch.nn import to_ghost
-from ghostbatch.optim import Rule, adapt, lr_scale, scale_rates
+from ghostbatch.optim import RegimeScheduler, Rule, adapt, lr_scale, scale_rates
 from ghostbatch.optim.adaptation import HeldTime, Time, stretch_factor
 from ghostbatch.optional import import_lightning
 
@@ -34,7 +35,8 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
 
     Write ``configure_optimizers`` and the limits of the Trainer as for ``base_batch``, and give the
     loader the batch of one process: ``batch`` divided by the number of processes and by
-    ``accumulate_grad_batches``. Checkpoints hold the adapted state; resume with the same callback.
+    ``accumulate_grad_batches``. A `RegimeScheduler` is left as it is: scale its regime yourself.
+    Checkpoints hold the adapted state; resume with the same callback.
 
     Args:
         batch: samples per update, over all processes and accumulated batches.
@@ -44,9 +46,10 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
         hold: "epochs" leaves ``max_epochs`` as it is and divides ``max_steps`` by batch /
             base_batch; "updates" multiplies ``max_epochs`` by it and leaves ``max_steps``; "rate"
             keeps the sum of the rates, see `ghostbatch.adapt`.
-        unit: what the lengths of a scheduler with ``interval="step"`` count. "epochs" if they
-            were computed from the loader or from ``trainer.estimated_stepping_batches``; "updates"
-            if they count updates of ``base_batch``.
+        unit: what the lengths of a scheduler with ``interval="step"`` count. "epochs" if they were
+            computed from the loader; "updates" if they count updates of ``base_batch``.
+            ``trainer.estimated_stepping_batches`` comes from the loader, but with ``max_steps`` it
+            is that number of updates.
         clip: largest L2 norm of the gradient; None does not clip. A Trainer with a
             ``gradient_clip_val`` of its own keeps it. With manual optimization, clip yourself.
         noise_scale: also estimate the gradient noise scale from the accumulated batches of all
@@ -75,31 +78,57 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
         self.rule, self.hold, self.unit, self.clip = rule, hold, unit, clip
         self.noise_scale = noise_scale
         self.gradient_noise_scale: GradientNoiseScale | None = None
+        self._settings = {"batch": batch, "base_batch": base_batch, "rule": rule, "hold": hold}
         self._factor = lr_scale(batch, base_batch, rule)
         self._limits: dict[str, int | None] = {}
         self._walked: WeightDistance | None = None
         self._saved: dict[str, Any] = {}
         self._measured = 0
+        self._fits = False
+        self._trainer: Any = lambda: None
+
+    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        """Forget what was restored before, and what was done to another Trainer."""
+        del pl_module
+        self._saved, self._fits = {}, stage == "fit"
+        if self._trainer() is not trainer:
+            self._limits, self._trainer = {}, weakref.ref(trainer)
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Adapt the module, its optimizers and schedulers, and the Trainer."""
         if self.ghost is not None:
             to_ghost(pl_module, self.ghost)
+        self._check_lengths(trainer)
         self._adapt_rates(trainer)
         self._stretch_limits(trainer.fit_loop)
         if trainer.gradient_clip_val is None and pl_module.automatic_optimization:
+            if self.clip is not None and trainer.gradient_clip_algorithm == "value":
+                problem = 'it is a norm, and gradient_clip_algorithm is "value"'
+                raise InputError("clip", problem, "use None, or leave gradient_clip_algorithm out")
             trainer.gradient_clip_val = self.clip
-        self._walked = WeightDistance(pl_module)
-        if self._saved:  # Lightning has restored the callbacks and the weights before
-            self._walked.load_state_dict(self._saved)
-            self._saved = {}  # a later fit has initial weights of its own
         if self.noise_scale:
             self._start_noise_scale(trainer, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Refuse a loader whose batches do not make up ``batch``."""
-        del pl_module
+        """Measure from the first weights; refuse batches that do not make up ``batch``.
+
+        By now Lightning has restored weights and callbacks under every strategy.
+        """
         self._measured = trainer.global_step
+        self._walked = WeightDistance(pl_module)
+        if self._saved:
+            self._walked.load_state_dict(self._saved)
+        self._check_batch(trainer)
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int
+    ) -> None:
+        """Check the batch again in each epoch: other callbacks may change the accumulation."""
+        del pl_module, batch
+        if batch_idx == 0:
+            self._check_batch(trainer)
+
+    def _check_batch(self, trainer: Any) -> None:
         loader = trainer.train_dataloader
         size = getattr(loader, "batch_size", None)
         size = size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
@@ -139,11 +168,26 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
 
     def state_dict(self) -> dict[str, Any]:
         """Return the initial weights, from which a resumed fit measures, too."""
-        return self._walked.state_dict() if self._walked is not None else dict(self._saved)
+        start = self._walked.state_dict() if self._walked is not None else dict(self._saved)
+        return {**start, "settings": self._settings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the initial weights in a checkpoint, when the fit starts."""
-        self._saved = state_dict
+        self._saved = dict(state_dict)
+        settings = self._saved.pop("settings")
+        for name, value in self._settings.items() if self._fits else ():
+            if settings[name] != value:
+                problem = f"the checkpoint is of a fit with {name} {settings[name]}, not {value}"
+                raise InputError(name, problem, "resume with the same callback")
+
+    def on_load_checkpoint(
+        self, trainer: Any, pl_module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
+        """Refuse to resume a fit that had no such callback: its rates are not adapted."""
+        del trainer, pl_module
+        if self._fits and self.state_key not in checkpoint.get("callbacks", {}):
+            problem = "it is of a fit without LargeBatch, whose rates are those of the base batch"
+            raise InputError("ckpt_path", problem, "load its weights, and begin a new fit")
 
     def _start_noise_scale(self, trainer: Any, pl_module: nn.Module) -> None:
         """Measure the noise scale, where the gradients of two or more parts can be seen."""
@@ -155,8 +199,21 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
             raise InputError("noise_scale", problem, "use gb.GradientNoiseScale in your module")
         self.gradient_noise_scale = GradientNoiseScale(trainer.strategy.model)
 
+    def _check_lengths(self, trainer: Any) -> None:
+        """Refuse a length that is ``max_steps``, which counts updates, where epochs are counted."""
+        steps = trainer.fit_loop.epoch_loop.max_steps
+        if self.unit != "epochs" or steps <= 0 or steps == self._limits.get("max_steps"):
+            return
+        for config in trainer.lr_scheduler_configs:
+            lengths = (getattr(config.scheduler, name, 0) for name in ("total_steps", "T_max"))
+            if config.interval == "step" and steps in lengths:
+                problem = f"the scheduler is as long as max_steps, {steps}, which counts updates"
+                raise InputError("unit", problem, 'pass unit="updates"')
+
     def _adapt_rates(self, trainer: Any) -> None:
         for config in trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, RegimeScheduler):
+                continue
             config.scheduler = adapt(
                 config.scheduler,
                 batch=self.batch,

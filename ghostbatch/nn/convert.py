@@ -123,7 +123,7 @@ def to_plain(model: Model) -> Model:
             layer.__dict__.pop("number", None)
         elif known or isinstance(layer, norm.GhostBatchNorm):
             described = f"{name or 'model'} ({type(layer).__name__})"
-            left_alone[described] = REPLACED if known else SUBCLASS
+            left_alone[described] = REPLACED if known else _why_unknown(layer)
     _warn_of("to_plain", left_alone)
     return model
 
@@ -132,6 +132,10 @@ SUBCLASS = "these subclasses of BatchNorm alone; register_conversion says how to
 REPLACED = (
     "these layers alone, because their forward was replaced, as Accelerate's hooks do; convert the "
     "model before that"
+)
+MADE = (
+    "these layers alone, whose class was made by fully_shard or parametrize; convert the model "
+    "before that"
 )
 SCRIPTED = "these scripted layers alone; convert the model before it is scripted or traced"
 
@@ -153,8 +157,13 @@ def unconvertible(model: nn.Module) -> dict[str, str]:
             found[f"{name or 'model'} ({kind})"] = SCRIPTED
         elif isinstance(layer, _BatchNorm):
             known = type(layer) in GHOST_OF
-            found[f"{name or 'model'} ({kind})"] = REPLACED if known else SUBCLASS
+            found[f"{name or 'model'} ({kind})"] = REPLACED if known else _why_unknown(layer)
     return found
+
+
+def _why_unknown(layer: nn.Module) -> str:
+    made = type(layer).__name__.startswith(("FSDP", "Parametrized"))
+    return MADE if made else SUBCLASS
 
 
 def _warn_of(function: str, left_alone: dict[str, str]) -> None:

@@ -9,7 +9,10 @@ from torch import nn
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers of ``model`` on exit, bit for bit, also those that were replaced.
+    """Restore the buffers of ``model`` on exit, bit for bit.
+
+    A buffer that was replaced is put back, too, unless it is not persistent: then it is a cache,
+    and Python attributes of the layer may belong to the new one.
 
     >>> class Counter(nn.Module):
     ...     def __init__(self):
@@ -21,18 +24,16 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
     >>> counter.calls
     tensor(0.)
     """
-    places = [
-        (module, name, buffer)
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-    ]
-    copies = {b: b.detach().clone() for _, _, b in places if b is not None}
+    before = [(module, dict(module._buffers.items())) for module in model.modules()]
+    copies = {b: b.detach().clone() for _, each in before for b in each.values() if b is not None}
     try:
         yield
     finally:
-        for module, name, buffer in places:
-            if getattr(module, name) is not buffer:
-                setattr(module, name, buffer)
+        for module, buffers in before:
+            if isinstance(module._buffers, dict):  # that of a scripted layer cannot be changed
+                caches = module._non_persistent_buffers_set
+                module._buffers.update({n: b for n, b in buffers.items() if n not in caches})
         with torch.no_grad():
             for buffer, copy in copies.items():
-                buffer.copy_(copy)
+                if not buffer.equal(copy):  # one that is expanded could not be written to
+                    buffer.copy_(copy)

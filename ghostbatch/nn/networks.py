@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from ghostbatch.errors import InputError, check_choice, check_positive
+from ghostbatch.errors import InputError, check_choice
 from ghostbatch.nn.dropconnect import LAYERS
 from ghostbatch.nn.external import FAMILIES, Builder
 from ghostbatch.nn.parts import BasicBlock, ConvNormReLU, LinearNormReLU, chain, conv, shrunk
@@ -17,7 +17,6 @@ from ghostbatch.nn.pool import MaxPool2d, MeanPool2d
 
 def f1(num_classes: int = 10, *, in_channels: int = 1, image_size: int = 28) -> nn.Module:
     """F1: five hidden layers of 512, each Linear, BatchNorm, ReLU (1,462,794 parameters)."""
-    check_positive(num_classes=num_classes)
     width, depth = 512, 5
     sizes = [in_channels * image_size**2] + [width] * depth
     layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
@@ -29,7 +28,6 @@ def f1(num_classes: int = 10, *, in_channels: int = 1, image_size: int = 28) -> 
 
 def c1(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) -> nn.Module:
     """C1: two 5x5 convolutions of 64, two hidden layers of 384 and 192 (1,388,490 parameters)."""
-    check_positive(num_classes=num_classes)
     _refuse_below(7, "c1", image_size)
     left = shrunk(shrunk(image_size))
     return chain(
@@ -54,7 +52,6 @@ def vgg(num_classes: int = 10, *, in_channels: int = 3, image_size: int = 32) ->
 
     The paper does not say which layers have a bias; as in C1 and AlexNet, only the last one has.
     """
-    check_positive(num_classes=num_classes)
     _refuse_below(32, "vgg", image_size)
     layers: dict[str, nn.Module] = {}
     channels = in_channels
@@ -90,7 +87,6 @@ def alexnet(num_classes: int = 1000, *, in_channels: int = 3, image_size: int = 
 
     From the second convolution on, the norm comes after the ReLU.
     """
-    check_positive(num_classes=num_classes)
     _refuse_below(63, "alexnet", image_size)
     left = shrunk(shrunk(shrunk(shrunk(image_size, 11, 4, 2))))
     return chain(
@@ -146,7 +142,6 @@ def _residual(
     num_classes: int, in_channels: int, *, depth: int, widths: tuple[int, ...]
 ) -> nn.Module:
     """Stages of ``depth`` basic blocks; each stage but the first begins by halving the image."""
-    check_positive(num_classes=num_classes)
     layers: dict[str, nn.Module] = {"stem": ConvNormReLU(in_channels, widths[0])}
     channels = widths[0]
     for stage, width in enumerate(widths, 1):

@@ -6,6 +6,7 @@ from typing import Any, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ghostbatch.errors import InputError, check_choice
 from ghostbatch.ops.autograd import ghost_norm, update_running_op
@@ -110,7 +111,7 @@ def _train(
     call: NormCall, stats: RunningStats | None, group: Group, twice: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return ``activation(norm(x) + residual)`` twice; update the running statistics."""
-    if inside_torch_func():
+    if inside_torch_func() or _has_tangent(call.x, call.weight, call.bias, call.residual):
         y = _reference(call, stats)
         return y, y
     if call.residual is not None and call.residual.dtype != call.x.dtype:
@@ -127,7 +128,7 @@ def _train(
         return y, second
     ghost = call.ghost
     if call.x.shape[0] % ghost and ranks_in(group) > 1:
-        warnings.warn(
+        warnings.warn(  # of the same text for every batch, so that Python shows it once
             f"this rank's batch is not a multiple of the ghost size {ghost}, so its ghosts differ "
             f"from those on one rank; use a batch per rank that {ghost} divides",
             stacklevel=4,
@@ -137,6 +138,13 @@ def _train(
     if not stats.updated:
         update_running(stats, statistics.detach()[::2], group)
     return y, second
+
+
+def _has_tangent(*tensors: Tensor | None) -> bool:
+    """Return whether forward-mode differentiation follows one of these tensors."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # of any thread
+        return False
+    return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def _update_compiled(stats: RunningStats, moments: Tensor, group: Group) -> None:

@@ -68,8 +68,8 @@ def ghost_batch_norm_reference(
             counts = map(values_per_channel, pieces)
             with torch.no_grad():
                 unbiased = [v * n / (n - 1) for v, n in zip(variances, counts, strict=True)]
-                tables = torch.stack(means).detach(), torch.stack(unbiased).detach()
-                update_running(*buffers, *tables, momentum, running)
+                moments = torch.stack(means).detach(), torch.stack(unbiased).detach()
+                update_running(*buffers, *moments, momentum, running)
         ghosts = zip(pieces, means, variances, strict=True)
         y = torch.cat([normalise(*ghost, weight, bias, eps) for ghost in ghosts])
     else:

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache, partial
-from math import cos, floor, inf, pi
-from numbers import Rational
-from sys import float_info
+from math import cos, floor, inf, isfinite, pi
+from numbers import Rational, Real
 from typing import Any, Literal, NamedTuple
 
-from ghostbatch.errors import InputError, check_is, check_types
+from ghostbatch.errors import InputError, check_types
 
 Epochs = int | float | Fraction
 """A time or a length."""
 Drop = tuple[Epochs, float] | tuple[Epochs, float, float]
 """An epoch and the rate from there on, and the weight decay if it changes, too."""
+DROP = "give (epoch, lr) or (epoch, lr, weight decay)"
 Schedule = Literal["drops", "cosine", "polynomial"]
 """How the rate falls: at the drops, or with every update."""
 
@@ -88,7 +88,9 @@ class Regime:
             if not fits:
                 problem = f"{getattr(self, field)} is not {needed}"
                 raise InputError(f"regime.{field}", problem, remedy)
-        check_is("regime.drops", self.drops, Sequence, "a sequence of drops")
+        if not isinstance(self.drops, Sequence) or isinstance(self.drops, str):
+            problem = f"this {type(self.drops).__name__} is not a sequence of drops"
+            raise InputError("regime.drops", problem, DROP)
         self._check_schedule()
         self._check_drops()
         drops = tuple((epoch, *map(float, rates)) for epoch, *rates in self.drops)
@@ -105,10 +107,9 @@ class Regime:
 
     def _check_drops(self) -> None:
         before: Epochs = 0
-        remedy = "give (epoch, lr) or (epoch, lr, weight decay)"
         for drop in self.drops:
             if not isinstance(drop, Sequence) or len(drop) not in (2, 3):
-                raise InputError("regime.drops", f"{drop!r} is not a drop", remedy)
+                raise InputError("regime.drops", f"{drop!r} is not a drop", DROP)
             epoch, *rates = drop
             for rate in (epoch, *rates):
                 check_rate("regime.drops", rate)
@@ -137,9 +138,7 @@ class Regime:
 
     def stretched(self, factor: Epochs) -> "Regime":
         """Return the regime with every time (drops, warm-up and length) times ``factor``."""
-        check_rate("factor", factor)
-        if not factor:
-            raise InputError("factor", "it is 0", "use a number above 0")
+        check_above_zero("factor", factor)
 
         def stretch(time: Epochs) -> Epochs:
             return _simplest(exact(time) * exact(factor))
@@ -237,5 +236,18 @@ def _simplest(number: Fraction) -> Epochs:
 
 def check_rate(field: str, rate: Epochs) -> None:
     """Refuse a rate, or a time, that is not a finite number of 0 or more."""
-    if not (isinstance(rate, float | Rational) and 0 <= rate <= float_info.max):
+    if not (_is_finite(rate) and rate >= 0):
         raise InputError(field, f"{rate!r} is out of range", "use a finite number, 0 or more")
+
+
+def check_above_zero(field: str, number: Epochs) -> None:
+    """Refuse what is not a finite number above 0."""
+    if not (_is_finite(number) and number > 0):
+        raise InputError(field, f"{number!r} is out of range", "use a finite number above 0")
+
+
+def _is_finite(number: object) -> bool:
+    try:
+        return isinstance(number, Real) and isfinite(number)
+    except OverflowError:  # a whole number beyond all floats
+        return False

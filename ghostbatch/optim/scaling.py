@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from math import floor, isqrt, sqrt
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -100,7 +101,7 @@ def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generato
         problem = f"{batch} is below base_batch {base_batch}, so noise would have to be removed"
         raise InputError("batch", problem, "raise batch or turn noise off")
     check_is("generator", generator, torch.Generator, "a torch.Generator")
-    if not (isinstance(n, int) and n >= 0):
+    if isinstance(n, bool) or not (isinstance(n, Integral) and n >= 0):
         raise InputError("n", f"{n!r} is no number of samples", "use 0 or more")
     deviation = sqrt(batch / base_batch - 1)
     return 1 + deviation * torch.randn(n, generator=generator, device=generator.device)

@@ -19,7 +19,7 @@ from ghostbatch.errors import (
     check_seconds,
     one_line,
 )
-from ghostbatch.files import locked, remove_leftovers
+from ghostbatch.files import FULL_DISK, locked, remove_leftovers
 from ghostbatch.study.declare import Cell, Study
 from ghostbatch.study.executor import Event, Executor, Failure, Job, Where, WorkerDied, forward
 from ghostbatch.study.local import LocalExecutor
@@ -31,7 +31,7 @@ from ghostbatch.train.device import check_threads
 ATTEMPTS = 3
 """How many workers may die at a cell before it counts as failed."""
 
-SHARED_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+SHARED_ERRORS = {*FULL_DISK, errno.EROFS}
 """Errors of the disk, which all cells share: they end the study, as every cell would fail."""
 
 OnEvent = Callable[[Cell, Event | Failure], None]
@@ -97,11 +97,11 @@ def check_study(study: Study, cells: Sequence[Cell], out: Path, jobs: int, where
     held_part(study, cells, read_study(out))  # refuses the folder of another study
     for cell in cells:
         _check_recipe(cell, out)
-        _check_split(cell, where)
+        _check_split(cell, out, where)
 
 
-def _check_split(cell: Cell, where: Where) -> None:
-    """Refuse micro-batches and ranks that would split ghosts, as the run itself would."""
+def _check_split(cell: Cell, out: Path, where: Where) -> None:
+    """Refuse micro-batches and ranks that would split ghosts, unless the cell has ended."""
     recipe = cell.recipe
     split = BatchSplit(
         batch=recipe.batch,
@@ -112,6 +112,8 @@ def _check_split(cell: Cell, where: Where) -> None:
     try:
         split.check()
     except InputError as error:
+        if read_ended(cell.folder(out)) is not None:
+            return
         remedy = f"{error.remedy}, or leave the cell out by --rows or --columns"
         raise InputError(error.field, f"{cell.name}: {error.problem}", remedy) from None
 

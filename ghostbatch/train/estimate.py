@@ -74,7 +74,7 @@ def estimate(plan: Plan, info: Info, device: torch.device, micro: int | None = N
     with _random_state_kept(device):
         state = State(plan, info, device)
         split = split_batch(plan.recipe, state.model, micro, world=1)
-        check_outputs(state, info, split)
+        check_outputs(state, split)
         samples = min(split.shard, PROBE)
         saved = _saved_bytes(state, info, samples)
     weights = [p for p in state.model.parameters() if p.requires_grad]

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ghostbatch.data import BatchSplit, Feed, Info
+from ghostbatch.data import BatchSplit, Feed
 from ghostbatch.errors import InputError, one_line
 from ghostbatch.nn import convertible, recalibrate
 from ghostbatch.nn.cross_rank import CrossRankBatchNorm
@@ -97,9 +98,9 @@ def population_statistics(
 
 @contextmanager
 def _counted_norms(model: nn.Module) -> Iterator[Counter[str]]:
-    """Yield how often each norm with running statistics runs, by its name."""
+    """Yield how often each norm runs, by its name, if the order of its ghosts matters."""
     calls: Counter[str] = Counter()
-    norms = set(norms_with_statistics(model))
+    norms = {norm for norm in norms_with_statistics(model) if norm.momentum is not None}
     hooks = [
         norm.register_forward_hook(lambda *_, name=name: calls.update([name]))
         for name, norm in model.named_modules()
@@ -113,19 +114,18 @@ def _counted_norms(model: nn.Module) -> Iterator[Counter[str]]:
 
 
 @torch.no_grad()
-def check_outputs(state: State, info: Info, split: BatchSplit) -> None:
+def check_outputs(state: State, split: BatchSplit) -> None:
     """Refuse a network that fails on two empty images, or has no score for each class of them.
 
     Also refuse micro-batches where a norm runs several times in a forward: its running statistics
     depend on the order of the ghosts, which would be another one.
     """
-    model, recipe = state.model, state.plan.recipe
-    images = torch.zeros((2, *info.shape), device=state.device, dtype=parameter_dtype(recipe))
+    model, recipe, info = state.model, state.plan.recipe, state.info
     training = model.training
     model.eval()
     try:
-        with autocast(recipe, state.device), kept_buffers(model), _counted_norms(model) as calls:
-            outputs = model(images)
+        with _counted_norms(model) as calls:
+            outputs = _try(state)
     except Exception as error:
         if isinstance(error, InputError) or lacks_memory(error):
             raise
@@ -146,3 +146,23 @@ def check_outputs(state: State, info: Info, split: BatchSplit) -> None:
         found = f"outputs of shape {tuple(outputs.shape)} for two images"
     problem = f"{recipe.model} returns {found}, but {recipe.data} has {info.classes} classes"
     raise InputError("model", problem, "let it return one score per class for each image")
+
+
+def _try(state: State) -> Any:
+    """Return what the network returns for two empty images."""
+    recipe = state.plan.recipe
+    shape, dtype = (2, *state.info.shape), parameter_dtype(recipe)
+    with autocast(recipe, state.device):
+        return state.model(torch.zeros(shape, device=state.device, dtype=dtype))
+
+
+def leaves_out_parameters(state: State) -> bool:
+    """Return whether the loss does not depend on some of the trainable parameters."""
+    model = state.model
+    training = model.training
+    model.eval()
+    _try(state).sum().backward()
+    model.train(training)
+    unused = any(p.requires_grad and p.grad is None for p in model.parameters())
+    model.zero_grad()
+    return unused

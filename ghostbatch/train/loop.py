@@ -142,7 +142,7 @@ def train(
         joined(where, timeout) as ranks,
         torch.random.fork_rng(devices=generators, enabled=not can_share_process(recipe)),
         cudnn_choice(deterministic),
-        torch.enable_grad(),
+        torch.inference_mode(False),  # which also turns gradients on
     ):
         data = _load(recipe, data_dir, download, ranks)
         plan = recipe.plan(data.info.samples)
@@ -151,7 +151,7 @@ def train(
             state = State(plan, data.info, where)
             split = split_batch(recipe, state.model, micro, ranks.world)
             check_measures(noise_scale, sharpness, recipe, data, split)
-            check_outputs(state, data.info, split)
+            check_outputs(state, split)
         state.skipped.limit = bad_image_limit
         with _open_folder(plan, out, ranks) as folder:
             if (ended := ranks.on_rank_zero(folder.summary)) is not None:

@@ -4,7 +4,6 @@ import gc
 import inspect
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ class Ranks:
     def parallel(self, model: nn.Module, find_unused: bool = False) -> nn.Module:
         """Wrap the model in DDP if there are several ranks; buffers need no broadcast.
 
-        ``find_unused`` lets a forward leave out some of the parameters.
+        ``find_unused`` lets a forward leave out some of the parameters, which takes longer.
         """
         if self.world == 1:
             return model
@@ -112,12 +111,12 @@ def joined(device: torch.device, timeout: float = TIMEOUT) -> Iterator[Ranks]:
     ``timeout`` is in seconds; a process group of the caller has its own.
     """
     if dist.is_available() and dist.is_initialized():
-        with _explain_lost_rank("in the time of its process group"), _all_parameters_used():
+        with _explain_lost_rank("in the time of its process group"):
             yield Ranks(dist.get_rank(), dist.get_world_size())
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
         _start(device, timeout)
         try:
-            with _explain_lost_rank(f"within {timeout:g} seconds"), _all_parameters_used():
+            with _explain_lost_rank(f"within {timeout:g} seconds"):
                 yield Ranks(dist.get_rank(), dist.get_world_size())
         finally:
             leave()
@@ -139,14 +138,6 @@ def _start(device: torch.device, timeout: float) -> None:
             world_size=world,
             timeout=timedelta(seconds=timeout),
         )
-
-
-@contextmanager
-def _all_parameters_used() -> Iterator[None]:
-    """Leave out DDP's warning that it has looked for unused parameters and found none."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
-        yield
 
 
 LATE = ("Timed out waiting", "timeout caused pair closure", "wait timeout after")

@@ -46,7 +46,7 @@ class State:
 
     def __init__(self, plan: Plan, info: Info, device: torch.device) -> None:
         recipe = plan.recipe
-        self.plan, self.device, self.classes = plan, device, info.classes
+        self.plan, self.device, self.info = plan, device, info
         self.update = 0
         """Updates done."""
         self.seconds = 0.0

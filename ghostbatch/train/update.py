@@ -17,6 +17,7 @@ from ghostbatch.nn import MODELS, DropConnect
 from ghostbatch.ops.backends.base import has_triton
 from ghostbatch.ops.loss import summed_cross_entropy
 from ghostbatch.optim import noise_weights, random_labels
+from ghostbatch.train.evaluate import leaves_out_parameters
 from ghostbatch.train.monitor import FAR, PATIENCE
 from ghostbatch.train.ranks import Ranks
 from ghostbatch.train.state import State, autocast
@@ -39,7 +40,8 @@ class Update:
     def __init__(self, state: State, feed: Feed, split: BatchSplit, ranks: Ranks) -> None:
         self.state, self.feed, self.split, self.ranks = state, feed, split, ranks
         self.recipe = state.plan.recipe
-        self.parallel = ranks.parallel(state.model, self.recipe.model not in MODELS)
+        foreign = ranks.world > 1 and self.recipe.model not in MODELS
+        self.parallel = ranks.parallel(state.model, foreign and leaves_out_parameters(state))
         self.parameters = [p for p in state.model.parameters() if p.requires_grad]
         self.autocast = autocast(self.recipe, state.device)
         # DDP's context in which gradients stay on their rank; without DDP there is nothing to do.
@@ -115,7 +117,7 @@ class Update:
             self._noise.copy_(to_device(weights, self._noise.device))
         if self._labels is not None:
             draw = generator(recipe.seed, "labels", update)
-            labels = random_labels(self.samples, self.state.classes, recipe.label_noise, draw)
+            labels = random_labels(self.samples, self.state.info.classes, recipe.label_noise, draw)
             self._labels[: self.samples].copy_(to_device(labels, self._labels.device))
         self.dropconnect.set_key(key(recipe.seed, "dropconnect", update))
         if self.state.position is not None:

@@ -173,6 +173,7 @@ def test_no_drops_are_shown_as_they_can_be_given(run):
         ),
         ("--batch 4096 --drops soon", "drops: 'soon' is not a drop; write EPOCH:LR or"),
         ("--batch 4096 --samples 1000", "samples: 1000 are fewer than batch 4096; give the size"),
+        ("--batch 4096 --base-batch 0", "base_batch: 0 is below 2"),
         ("--batch 4096 --samples -5", "samples: -5 are fewer than batch 4096"),
         ("--batch 4096 --hold distance", "hold: 'distance' is unknown"),
         ("", "batch: this flag is required"),

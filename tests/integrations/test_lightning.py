@@ -7,7 +7,7 @@ import pytest
 import torch
 from launch_ranks import case_names, ranks_fixture
 
-from ghostbatch import GhostBatchNorm1d, InputError, optional
+from ghostbatch import GhostBatchNorm1d, InputError, Regime, RegimeScheduler, optional
 from ghostbatch.data import ExactBatchSampler
 
 try:
@@ -242,3 +242,85 @@ def test_either_package_will_do(monkeypatch, installed):
     else:
         with pytest.raises(InputError, match=r"lightning: is not .*'ghostbatch\[lightning\]'"):
             optional.import_lightning()
+
+
+def one_cycle(total):
+    class Cycled(Module):
+        """Has a schedule of single updates."""
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=LR)
+            rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=total)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": rates, "interval": "step"},
+            }
+
+    return Cycled()
+
+
+def test_a_schedule_as_long_as_max_steps_needs_its_unit():
+    steps = {"max_steps": 48, "max_epochs": None}
+    with pytest.raises(
+        InputError, match=r"^unit: the scheduler is as long as max_steps, 48, .*upd"
+    ):
+        fit(one_cycle(48), large_batch(), **steps)
+    trainer = fit(one_cycle(48), large_batch(unit="updates"), **steps)
+    assert trainer.global_step == trainer.lr_scheduler_configs[0].scheduler.total_steps == 12
+
+
+def test_a_callback_that_is_used_again_begins_anew(tmp_path):
+    callback, kept = large_batch(hold="updates"), Kept()
+    first = fit(Module(), callback, max_epochs=1)
+    first.save_checkpoint(tmp_path / "fit.ckpt")
+    callback.setup(first, Module(), "test")
+    callback.load_state_dict(torch.load(tmp_path / "fit.ckpt")["callbacks"][callback.state_key])
+    second = fit(Module(), callback, max_epochs=4, logger=kept, log_every_n_steps=64)
+    assert (first.max_epochs, second.max_epochs) == (4, 16)
+    _, distances = plain_loop(64, [16, 32])
+    assert kept.distances == {64: pytest.approx(distances[-1], rel=1e-4)}
+
+
+def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
+    first = fit(Module(), large_batch(), max_epochs=1)
+    first.save_checkpoint(tmp_path / "fit.ckpt")
+    with pytest.raises(InputError, match=r"^base_batch: .* with base_batch 4, not 8; resume with"):
+        fit(Module(), large_batch(base_batch=8), max_epochs=2, resume=tmp_path / "fit.ckpt")
+    without = fit(Module(), L.Callback(), max_epochs=1)
+    without.save_checkpoint(tmp_path / "plain.ckpt")
+    with pytest.raises(InputError, match=r"^ckpt_path: it is of a fit without LargeBatch"):
+        fit(Module(), large_batch(), max_epochs=2, resume=tmp_path / "plain.ckpt")
+
+
+def test_an_adapted_regime_stays_as_it_is():
+    class Scheduled(Module):
+        """Has a regime that was scaled already."""
+
+        def configure_optimizers(self):
+            regime = Regime(lr=2 * LR, epochs=3)
+            optimizer = torch.optim.SGD(self.parameters(), lr=2 * LR, momentum=0.9)
+            rates = RegimeScheduler(optimizer, regime, samples_per_epoch=SAMPLES, batch=BATCH)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": rates, "interval": "step"},
+            }
+
+    module = Scheduled()
+    fit(module, large_batch(), max_epochs=3)
+    assert_equal(module, plain_loop(12, [])[0])
+
+
+def test_clipping_by_value_is_not_taken_for_a_norm():
+    with pytest.raises(InputError, match=r"^clip: it is a norm, and gradient_clip_algorithm is"):
+        fit(Module(), large_batch(), max_epochs=1, gradient_clip_algorithm="value")
+
+
+def test_accumulation_that_changes_the_batch_is_refused():
+    more = L.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
+    trainer = L.Trainer(
+        max_epochs=3, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, callbacks=[large_batch(), more],
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"^batch: 16 is not the loader's 16 samples x 1 pro"):
+        trainer.fit(Module(), loader(BATCH))
+    assert trainer.current_epoch == 1

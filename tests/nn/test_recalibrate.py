@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from model_parts import norms
-from small_networks import Counting
+from small_networks import Counting, Table
 from torch import nn
 from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
@@ -164,6 +164,20 @@ def test_after_an_error_the_model_is_as_before():
         gb.recalibrate(model, [*inputs(8), torch.randn(8, 5, 4, 4)])
     assert everything_else(model) == before
     assert_close(model.state_dict(), values, rtol=0, atol=0)
+
+
+def test_a_cache_that_a_forward_has_made_stays():
+    model = nn.Sequential(Table(), *network())
+    gb.recalibrate(model, inputs(8, 12))
+    assert model[0].size == len(model[0].table) == 12
+    model(inputs(12)[0])
+
+
+def test_a_buffer_that_shares_memory_with_itself_may_stay_as_it_is():
+    model = network()
+    model.register_buffer("ones", torch.ones(1).expand(16))
+    gb.recalibrate(model, inputs(8))
+    assert model.ones.shape == (16,)
 
 
 def test_a_single_tensor_is_not_taken_for_many_batches():

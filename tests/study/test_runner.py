@@ -58,6 +58,15 @@ def columns_of(jobs):
     return [job.name.split()[1] for job in jobs]
 
 
+def test_cells_that_have_ended_need_not_fit_other_micro_batches(tiny, tmp_path):
+    study = Study("small", {"tiny": Row({"one": tiny})}, seeds=(0,))
+    run(study, tmp_path)
+    where = Where(device="cpu", micro=24)
+    run_study(study, study.cells(), tmp_path, jobs=1, on_event=ignore, where=where)
+    with pytest.raises(InputError, match=r"^micro: tiny one seed 1: batch 64 does not split into"):
+        run_study(study, study.cells(seeds=[1]), tmp_path, jobs=1, on_event=ignore, where=where)
+
+
 def test_the_folder_of_a_run_is_refused(tiny, tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(InputError, match=r"^out: .* holds a single run; choose another folder"):

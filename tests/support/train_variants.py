@@ -31,6 +31,7 @@ VARIANTS = {
     "noise": replace(BASE, noise=True),
     "wrong noise": replace(BASE, label_noise=0.3, dropconnect=0.2),
     "an unused layer": replace(SHORT, model="python:small_networks:half_used"),
+    "recomputed layers": replace(SHORT, model="python:small_networks:recomputed"),
     "mean": replace(BASE, running="mean"),
     "beyond": replace(
         BASE,
@@ -66,6 +67,7 @@ def run_all(out, world):
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # in evaluations
     torch.distributed.init_process_group("gloo")
     run_all(Path(sys.argv[1]), torch.distributed.get_world_size())
     leave()

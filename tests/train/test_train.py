@@ -8,15 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from half_done import half_done
-from small_networks import Counting, narrow
 
 from ghostbatch import Regime, nn, noise_weights, to_ghost, train
 from ghostbatch.data import PermutationStream, load
 from ghostbatch.draws import generator, key
 from ghostbatch.errors import InputError
 from ghostbatch.files import locked
-from ghostbatch.nn import MODELS
-from ghostbatch.train import read_records
 
 FOUR_EPOCHS = Regime(lr=0.05, epochs=4, drops=((2, 0.005),))
 
@@ -222,26 +219,11 @@ def test_a_network_that_cannot_be_trained_is_refused(tiny, tmp_path, name, probl
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_trains_wherever_it_is_called(tiny):
-    with torch.no_grad():
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_run_trains_wherever_it_is_called(tiny, context):
+    with context():
         inside = train(tiny)
     assert replace(inside, seconds=0) == replace(train(tiny), seconds=0)
-
-
-def test_the_check_of_the_network_leaves_its_buffers_alone(tiny, tmp_path, monkeypatch):
-    """Else a resumed run, which checks it again, would differ."""
-
-    def counting(num_classes, *, in_channels, image_size):
-        network = narrow(num_classes, in_channels=in_channels, image_size=image_size)
-        return network.insert(0, Counting())
-
-    monkeypatch.setitem(MODELS, "counting", counting)
-    recipe = replace(tiny, model="counting")
-    train(recipe, out=tmp_path, evaluations=1)
-    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["state"]["model"]
-    evaluations = sum(r.split == "validation" for r in read_records(tmp_path / "metrics.jsonl"))
-    # The evaluation after the last update follows the checkpoint.
-    assert saved["0.calls"] == saved["0.replaced"] == 16 + evaluations - 1
 
 
 def test_a_folder_of_an_older_version_continues(tiny, tmp_path, outcome):

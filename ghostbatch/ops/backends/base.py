@@ -48,10 +48,9 @@ def is_traced() -> bool:
 
 
 def inside_torch_func() -> bool:
-    """Return whether a torch.func transform (grad, vmap, ...) or forward-mode AD is active."""
+    """Return whether a torch.func transform (grad, vmap, jvp, ...) is active."""
     return not torch.compiler.is_compiling() and (
         torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
     )
 
 
