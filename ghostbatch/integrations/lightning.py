@@ -3,7 +3,6 @@
 It works with ``lightning`` and with ``pytorch_lightning``.
 """
 
-import weakref
 from contextlib import suppress
 from fractions import Fraction
 from math import floor
@@ -80,19 +79,15 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
         self.gradient_noise_scale: GradientNoiseScale | None = None
         self._settings = {"batch": batch, "base_batch": base_batch, "rule": rule, "hold": hold}
         self._factor = lr_scale(batch, base_batch, rule)
-        self._limits: dict[str, int | None] = {}
         self._walked: WeightDistance | None = None
         self._saved: dict[str, Any] = {}
         self._measured = 0
         self._fits = False
-        self._trainer: Any = lambda: None
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
-        """Forget what was restored before, and what was done to another Trainer."""
-        del pl_module
+        """Forget what was restored before, for an evaluation or another fit."""
+        del trainer, pl_module
         self._saved, self._fits = {}, stage == "fit"
-        if self._trainer() is not trainer:
-            self._limits, self._trainer = {}, weakref.ref(trainer)
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Adapt the module, its optimizers and schedulers, and the Trainer."""
@@ -174,7 +169,7 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the initial weights in a checkpoint, when the fit starts."""
         self._saved = dict(state_dict)
-        settings = self._saved.pop("settings")
+        settings = self._saved.pop("settings", self._settings)
         for name, value in self._settings.items() if self._fits else ():
             if settings[name] != value:
                 problem = f"the checkpoint is of a fit with {name} {settings[name]}, not {value}"
@@ -202,7 +197,7 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
     def _check_lengths(self, trainer: Any) -> None:
         """Refuse a length that is ``max_steps``, which counts updates, where epochs are counted."""
         steps = trainer.fit_loop.epoch_loop.max_steps
-        if self.unit != "epochs" or steps <= 0 or steps == self._limits.get("max_steps"):
+        if self.unit != "epochs" or steps <= 0 or "max_steps" in _stretched(trainer.fit_loop):
             return
         for config in trainer.lr_scheduler_configs:
             lengths = (getattr(config.scheduler, name, 0) for name in ("total_steps", "T_max"))
@@ -230,12 +225,19 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
 
     def _stretch_limits(self, fit_loop: Any) -> None:
         """Stretch the limits, unless an earlier fit of this Trainer has done so."""
+        stretched = _stretched(fit_loop)
         for loop, unit in ((fit_loop, "epochs"), (fit_loop.epoch_loop, "steps")):
             time: Time = "epochs" if unit == "epochs" else "updates"
             factor = stretch_factor(self.batch, self.base_batch, self.rule, self.hold, time)
             for name in (f"min_{unit}", f"max_{unit}"):
                 limit = getattr(loop, name)
-                if limit is None or limit <= 0 or limit == self._limits.get(name):
+                if limit is None or limit <= 0 or limit == stretched.get(name):
                     continue  # no limit, or stretched already
-                self._limits[name] = max(1, floor(limit * factor + Fraction(1, 2)))
-                setattr(loop, name, self._limits[name])
+                stretched[name] = max(1, floor(limit * factor + Fraction(1, 2)))
+                setattr(loop, name, stretched[name])
+
+
+def _stretched(fit_loop: Any) -> dict[str, int]:
+    """Return the limits of a Trainer that were stretched, by any such callback."""
+    found: dict[str, int] = vars(fit_loop).setdefault("_stretched_by_ghostbatch", {})
+    return found

@@ -1,5 +1,6 @@
 """A Lightning fit with the callback has the weights of a plain loop that was adapted by hand."""
 
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -279,6 +280,13 @@ def test_a_callback_that_is_used_again_begins_anew(tmp_path):
     assert (first.max_epochs, second.max_epochs) == (4, 16)
     _, distances = plain_loop(64, [16, 32])
     assert kept.distances == {64: pytest.approx(distances[-1], rel=1e-4)}
+
+
+def test_a_callback_can_be_sent_to_another_process_before_and_after_a_fit():
+    callback = large_batch()
+    assert pickle.loads(pickle.dumps(callback)).batch == BATCH  # noqa: S301 (our own)
+    fit(Module(), callback, max_epochs=1)
+    assert pickle.loads(pickle.dumps(callback)).batch == BATCH  # noqa: S301
 
 
 def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
