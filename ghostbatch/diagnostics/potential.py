@@ -9,6 +9,7 @@ and at the deviation with the mean trend removed.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,8 @@ def random_potential(
 
     """
     check_is("model", model, nn.Module, "a torch.nn.Module")
-    check_above_zero("radius", radius)
+    check_is("radius", radius, Real, "a number")
+    check_above_zero("radius", float(radius))
     check_is("bins", bins, Iterable, "a sequence of numbers")
     bins = tuple(bins)
     check_positive(samples=samples)

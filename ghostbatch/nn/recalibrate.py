@@ -96,7 +96,7 @@ class Average:
 
 @contextmanager
 def _collecting(model: nn.Module, averages: dict[_BatchNorm, Average]) -> Iterator[None]:
-    """Let every forward of a norm layer add to its average; the caller puts its buffers back."""
+    """Let every forward of a norm layer add to its average; the layer's own buffers stay as is."""
     with ExitStack() as stack:
 
         def replace(layer: nn.Module, **options: Any) -> None:
@@ -109,8 +109,8 @@ def _collecting(model: nn.Module, averages: dict[_BatchNorm, Average]) -> Iterat
         for norm, average in averages.items():
             replace(norm, momentum=None, track_running_stats=True)
             for name in ("running_mean", "running_var"):
-                setattr(norm, name, getattr(norm, name).clone())
-            norm.num_batches_tracked = average.ghosts.long()
+                replace(norm, **{name: getattr(norm, name).clone()})
+            replace(norm, num_batches_tracked=average.ghosts.long())
             if isinstance(norm, GhostBatchNorm):
                 replace(norm, running="sequential", process_group=LOCAL)
             stack.callback(norm.register_forward_pre_hook(average.begin, prepend=True).remove)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from math import cos, floor, inf, isfinite, pi
-from numbers import Rational, Real
+from numbers import Rational
 from typing import Any, Literal, NamedTuple
 
 from ghostbatch.errors import InputError, check_types
@@ -248,6 +248,6 @@ def check_above_zero(field: str, number: Epochs) -> None:
 
 def _is_finite(number: object) -> bool:
     try:
-        return isinstance(number, Real) and isfinite(number)
+        return isinstance(number, float | Rational) and isfinite(number)
     except OverflowError:  # a whole number beyond all floats
         return False
