@@ -8,13 +8,7 @@ from typing import get_args
 
 import torch
 
-from ghostbatch.data import (
-    Data,
-    OnBadImage,
-    check_limit,
-    load,
-    open_feed,
-)
+from ghostbatch.data import Data, OnBadImage, check_limit, load, open_feed
 from ghostbatch.data.skipped import BAD_IMAGE_LIMIT
 from ghostbatch.diagnostics import DistanceScheduler
 from ghostbatch.errors import (
