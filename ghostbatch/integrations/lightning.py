@@ -124,6 +124,7 @@ class LargeBatch(import_lightning().Callback):  # type: ignore[misc]  # whicheve
             self._check_batch(trainer)
 
     def _check_batch(self, trainer: Any) -> None:
+        """Refuse a loader whose batches do not make up ``batch``, if it has a batch size."""
         loader = trainer.train_dataloader
         size = getattr(loader, "batch_size", None)
         size = size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)

@@ -133,7 +133,7 @@ REPLACED = (
     "these layers alone, because their forward was replaced, as Accelerate's hooks do; convert the "
     "model before that"
 )
-MADE = (
+MADE_BY_PYTORCH = (
     "these layers alone, whose class was made by fully_shard or parametrize; convert the model "
     "before that"
 )
@@ -163,7 +163,7 @@ def unconvertible(model: nn.Module) -> dict[str, str]:
 
 def _why_unknown(layer: nn.Module) -> str:
     made = type(layer).__name__.startswith(("FSDP", "Parametrized"))
-    return MADE if made else SUBCLASS
+    return MADE_BY_PYTORCH if made else SUBCLASS
 
 
 def _warn_of(function: str, left_alone: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ Epochs = int | float | Fraction
 """A time or a length."""
 Drop = tuple[Epochs, float] | tuple[Epochs, float, float]
 """An epoch and the rate from there on, and the weight decay if it changes, too."""
-DROP = "give (epoch, lr) or (epoch, lr, weight decay)"
+DROP_FORMS = "give (epoch, lr) or (epoch, lr, weight decay)"
 Schedule = Literal["drops", "cosine", "polynomial"]
 """How the rate falls: at the drops, or with every update."""
 
@@ -90,7 +90,7 @@ class Regime:
                 raise InputError(f"regime.{field}", problem, remedy)
         if not isinstance(self.drops, Sequence) or isinstance(self.drops, str):
             problem = f"this {type(self.drops).__name__} is not a sequence of drops"
-            raise InputError("regime.drops", problem, DROP)
+            raise InputError("regime.drops", problem, DROP_FORMS)
         self._check_schedule()
         self._check_drops()
         drops = tuple((epoch, *map(float, rates)) for epoch, *rates in self.drops)
@@ -109,7 +109,7 @@ class Regime:
         before: Epochs = 0
         for drop in self.drops:
             if not isinstance(drop, Sequence) or len(drop) not in (2, 3):
-                raise InputError("regime.drops", f"{drop!r} is not a drop", DROP)
+                raise InputError("regime.drops", f"{drop!r} is not a drop", DROP_FORMS)
             epoch, *rates = drop
             for rate in (epoch, *rates):
                 check_rate("regime.drops", rate)

@@ -102,7 +102,7 @@ def noise_weights(n: int, batch: int, base_batch: int, generator: torch.Generato
         raise InputError("batch", problem, "raise batch or turn noise off")
     check_is("generator", generator, torch.Generator, "a torch.Generator")
     if isinstance(n, bool) or not (isinstance(n, Integral) and n >= 0):
-        raise InputError("n", f"{n!r} is no number of samples", "use 0 or more")
+        raise InputError("n", f"{n!r} is not a number of samples", "use 0 or more")
     deviation = sqrt(batch / base_batch - 1)
     return 1 + deviation * torch.randn(n, generator=generator, device=generator.device)
 

@@ -125,7 +125,7 @@ def check_outputs(state: State, split: BatchSplit) -> None:
     model.eval()
     try:
         with _counted_norms(model) as calls:
-            outputs = _try(state)
+            outputs = _run_two_images(state)
     except Exception as error:
         if isinstance(error, InputError) or lacks_memory(error):
             raise
@@ -148,7 +148,7 @@ def check_outputs(state: State, split: BatchSplit) -> None:
     raise InputError("model", problem, "let it return one score per class for each image")
 
 
-def _try(state: State) -> Any:
+def _run_two_images(state: State) -> Any:
     """Return what the network returns for two empty images."""
     recipe = state.plan.recipe
     shape, dtype = (2, *state.info.shape), parameter_dtype(recipe)
@@ -161,7 +161,7 @@ def leaves_out_parameters(state: State) -> bool:
     model = state.model
     training = model.training
     model.eval()
-    _try(state).sum().backward()
+    _run_two_images(state).sum().backward()
     model.train(training)
     unused = any(p.requires_grad and p.grad is None for p in model.parameters())
     model.zero_grad()
